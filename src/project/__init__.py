@@ -1,0 +1,1 @@
+"""A template for multi-device deep-learning experiments with PyTorch Lightning, Hydra and TensorBoard."""

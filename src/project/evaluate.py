@@ -1,0 +1,44 @@
+"""Evaluate a checkpoint on its run's validation or test data.
+
+python -m project.evaluate ckpt_path=outputs/digits_mlp/2026-01-01_12-00-00/checkpoints/best.ckpt trainer.devices=2
+"""
+
+from typing import Any
+
+from project.launch.cli import command
+from project.launch.from_checkpoint import compose_from_checkpoint
+from project.launch.run import Outcome, Run
+
+
+def evaluate(config: dict[str, Any], run: Run) -> Outcome:
+    """What each rank does; ``config`` is the checkpoint's, with what was typed on top."""
+    import lightning as L
+
+    from project.launch.build import build
+    from project.launch.checkpoint import loading
+    from project.launch.rank import cluster_environment
+    from project.launch.run_folder import write_metrics
+
+    L.seed_everything(config["seed"], workers=True, verbose=False)
+    datamodule = build(config, "data")
+    model = build(config, "model")
+    trainer: L.Trainer = build(
+        config, "trainer", default_root_dir=run.folder, logger=False, enable_checkpointing=False,
+        plugins=cluster_environment(),
+    )  # fmt: skip
+
+    run_split = trainer.validate if config["split"] == "val" else trainer.test
+    with loading(config["ckpt_path"]):
+        run_split(model, datamodule=datamodule, ckpt_path=config["ckpt_path"], verbose=False, weights_only=True)
+
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    outcome = Outcome(metrics, checkpoint=config["ckpt_path"], world_size=trainer.world_size)
+    if trainer.is_global_zero:
+        write_metrics(run.folder, outcome)
+    return outcome
+
+
+main = command("evaluate", evaluate, prepare=compose_from_checkpoint)
+
+if __name__ == "__main__":
+    main()

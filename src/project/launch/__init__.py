@@ -1,0 +1,1 @@
+"""From a composed config to N running ranks, and back to one result."""

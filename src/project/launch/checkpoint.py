@@ -1,0 +1,87 @@
+"""Checkpoints that carry their run's config, and reading it back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+
+from project.errors import UserError
+
+CONFIG_KEY = "config"
+
+
+class ConfigInCheckpoint(Callback):
+    """Stores the composed config, as plain data, in every checkpoint: evaluation needs nothing else."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint[CONFIG_KEY] = self.config
+
+
+@dataclass(frozen=True)
+class BestCheckpoint:
+    """Where the best weights lie; ``score`` is None where no metric was monitored."""
+
+    path: str
+    score: float | None
+
+
+def best_checkpoint(trainer: L.Trainer) -> BestCheckpoint | None:
+    """The checkpoint of the first callback that monitors a metric, else the last one; None without checkpoints."""
+    saved = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]
+    saved.sort(key=lambda callback: callback.monitor is None)
+    if not saved:
+        return None
+    score = saved[0].best_model_score
+    return BestCheckpoint(saved[0].best_model_path, None if score is None else float(score))
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The config of the run that wrote a checkpoint.
+
+    Nothing in the file is executed (``weights_only``), and the weights stay on disk (``mmap``).
+
+    Raises:
+        UserError: there is no such file, it can't be read, or another program wrote it.
+    """
+    if not path.is_file():
+        at_hand = sorted(path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
+        hint = f", there are {', '.join(p.name for p in at_hand)}" if at_hand else ""
+        raise UserError(f"ckpt_path={path} is no file{hint}: type ckpt_path=<run folder>/checkpoints/best.ckpt")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # torch raises whatever its zip reader and unpickler stumble over
+        raise UserError(
+            f"ckpt_path={path} can't be read, it is damaged or no checkpoint ({type(error).__name__}): "
+            "type the path of another, as the last.ckpt beside it"
+        ) from error
+    config = checkpoint.get(CONFIG_KEY) if isinstance(checkpoint, dict) else None
+    if not isinstance(config, dict):
+        raise UserError(
+            f"ckpt_path={path} carries no config, so it was not written by project.train: type the path of one that was"
+        )
+    return config
+
+
+@contextmanager
+def loading(path: str) -> Iterator[None]:
+    """Tell a checkpoint that does not fit the model in a sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        if "Error(s) in loading state_dict" not in lines[0]:
+            raise
+        raise UserError(
+            f"ckpt_path={path} holds another architecture than the config builds ({lines[1].rstrip('.')}): "
+            "leave out the overrides of model and data, or type the path of a checkpoint of this model"
+        ) from error

@@ -1,0 +1,86 @@
+"""The command line that all commands share: Hydra's, with errors told in a sentence."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig
+
+from project.errors import FULL_ERROR, full_tracebacks, sentence
+from project.launch.composition import config_folder, explain, register_resolvers
+
+Prepare = Callable[[str, list[str]], str]
+
+
+def command(name: str, function: Callable[..., Any], prepare: Prepare | None = None) -> Callable[[], None]:
+    """The entry point of a command that runs ``function`` on every rank with ``conf/<name>.yaml``.
+
+    ``prepare(name, arguments)`` may rewrite the command line, and says which config to compose instead.
+    """
+    # The function may come from __main__ (python -m project.train); the ranks import it by its real name.
+    path = f"{__name__.partition('.')[0]}.{name}:{function.__name__}"
+
+    def main() -> None:
+        sys.exit(run(name, path, prepare))
+
+    return main
+
+
+def run(name: str, function: str, prepare: Prepare | None = None) -> int:
+    """Run a command with the arguments of this process; its exit code."""
+    wants_traceback = full_tracebacks()
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # a console script has its own folder there, not the user's
+    register_resolvers()
+    config_name = name
+    failed: list[Exception] = []
+    try:
+        # With this set, Hydra raises what went wrong instead of printing it.
+        os.environ[FULL_ERROR] = "1"
+        config_name = prepare(name, sys.argv) if prepare else name
+
+        def task(composed: DictConfig) -> float | None:
+            from hydra.core.hydra_config import HydraConfig
+            from hydra.types import RunMode
+
+            from project.launch.job import run_job
+
+            if not wants_traceback:
+                os.environ.pop(FULL_ERROR, None)
+            try:
+                return run_job(function, composed, name)
+            except Exception as error:
+                if HydraConfig.get().mode == RunMode.MULTIRUN:
+                    raise  # Hydra notes the failed job and goes on with the next
+                failed.append(error)
+                return None
+            finally:
+                os.environ[FULL_ERROR] = "1"
+
+        hydra.main(config_path=str(config_folder()), config_name=config_name, version_base="1.3")(task)()
+        if failed:
+            raise failed[0]
+    except KeyboardInterrupt:
+        print("\nInterrupted.", file=sys.stderr)
+        return 130
+    except Exception as error:
+        return _tell(error, config_name, wants_traceback)
+    return 0
+
+
+def _tell(error: Exception, config_name: str, wants_traceback: bool) -> int:
+    text = sentence(error) or explain(error, config_name)
+    if text is None and type(error).__name__ == "RankError":
+        text = str(error)  # the rank's own traceback
+    if wants_traceback or text is None:
+        traceback.print_exception(error)
+    elif os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+        print(f"error: {text}", file=sys.stderr)
+    return 1

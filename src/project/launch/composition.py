@@ -1,0 +1,118 @@
+"""Where the configs lie, and what Hydra's errors about them mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from project.errors import did_you_mean, nearest
+from project.launch.run_folder import new_folder
+
+
+def config_folder() -> Path:
+    """``conf`` of the repository or, in an installed wheel, the copy inside the package."""
+    package = Path(__file__).parents[1]
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parents[1] / "conf"
+
+
+def register_resolvers() -> None:
+    """``${new_folder:parent,prefix}`` claims a folder; ``${slug:text}`` makes a text fit for a folder's name."""
+    OmegaConf.register_new_resolver("new_folder", new_folder, use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("slug", slug, replace=True)
+
+
+def slug(text: str) -> str:
+    """Keep letters, digits and ``=,.+-``; everything else becomes ``-``. At most 120 characters."""
+    return re.sub(r"[^\w=,.+-]+", "-", str(text)).strip("-")[:120]
+
+
+def explain(error: Exception, config_name: str) -> str | None:
+    """Hydra's or OmegaConf's error in a sentence with the nearest right name; None for any other error."""
+    if isinstance(error, MissingConfigException):
+        return _explain_choice(error)
+    if isinstance(error, OverrideParseException):
+        return (
+            f"the override {error.override} can't be read: type key=value, or quote it as in 'key=\"a b\"' "
+            f"({' '.join(str(error).split())})"
+        )
+    if isinstance(error, ConfigCompositionException):
+        return _explain_override(f"{error}\n{error.__cause__ or ''}", config_name)
+    if isinstance(error, MissingMandatoryValue):
+        return f"{_full_key(error)} has no value: type {_full_key(error)}=VALUE"
+    if isinstance(error, OmegaConfBaseException):
+        return " ".join(str(error).split())
+    return str(error) if isinstance(error, HydraException) else None
+
+
+def _full_key(error: OmegaConfBaseException) -> str:
+    match = re.search(r"full_key: (\S+)", str(error))
+    return match.group(1) if match else str(error.full_key or "a mandatory key")
+
+
+def _explain_choice(error: MissingConfigException) -> str:
+    missing = error.missing_cfg_file or ""
+    group, _, choice = missing.rpartition("/")
+    if not group or error.options is None:
+        return " ".join(str(error).split())
+    match = nearest(choice, error.options)
+    advice = f"type {group}={match}" if match else f"type {group}= with one of these"
+    return f"{group}={choice} can't be chosen, the choices are {', '.join(error.options)}: {advice}"
+
+
+def _explain_override(message: str, config_name: str) -> str:
+    match = re.search(
+        r"Could not (?:override|delete from config|append to config|append|add) '?([^'\n]+?)'?\.(?:\n| )", message
+    )
+    unknown = "not in struct" in message or "No match in the defaults list" in message or "does not exist" in message
+    if match is None or not unknown:
+        return " ".join(message.split())
+    key = match.group(1).lstrip("+~").partition("=")[0]
+    groups = list(_groups())
+    if key in groups:
+        return f"{key} is a config group that {config_name} does not use: type +{key}=CHOICE to add it"
+    return (
+        f"{key} is not in the config{_key_hint(key, [*_keys(config_name), *groups])} To add a new key type +{key}=VALUE"
+    )
+
+
+def _key_hint(key: str, known: list[str]) -> str:
+    """The nearest of all keys: first by the whole path, then by the last part alone."""
+    hint = did_you_mean(key, known)
+    if not hint:
+        by_last = {name.rpartition(".")[2]: name for name in reversed(known)}
+        last = nearest(key.rpartition(".")[2], by_last)
+        hint = f": did you mean {by_last[last]}?" if last else "."
+    return hint
+
+
+def _groups() -> Iterator[str]:
+    folder = config_folder()
+    for path in sorted(folder.rglob("*")):
+        if path.is_dir():
+            yield str(path.relative_to(folder))
+
+
+def _keys(config_name: str) -> Iterator[str]:
+    """All keys of the config as it is with no overrides, dotted."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    GlobalHydra.instance().clear()  # Hydra is about to exit; its state has served
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        yield from _walk(compose(config_name))
+
+
+def _walk(node: DictConfig, prefix: str = "") -> Iterator[str]:
+    for name in map(str, node):
+        key = f"{prefix}{name}"
+        yield key
+        child: Any = None if OmegaConf.is_missing(node, name) else node._get_node(name)
+        if isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation():
+            yield from _walk(child, f"{key}.")

@@ -1,0 +1,109 @@
+"""How many ranks this host runs, and on which devices."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from project.errors import UserError
+
+Devices = int | str | list[int]
+
+
+def started_by() -> str | None:
+    """What started this process as one rank of several: ``"torchrun"``, ``"slurm"``, or nothing of the kind.
+
+    Our own launcher is torchrun's engine and sets its variables. SLURM counts only as ``srun`` with several
+    tasks: a batch script that calls python once is one process, whatever the job has allocated.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ:
+        return "torchrun"
+    if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PROCID" in os.environ:
+        return "slurm"
+    return None
+
+
+def parse(devices: Any) -> Devices:
+    """A number, a list of indices, or ``"auto"``, from what the user typed: 4, "4", auto, -1, "0,2", [0,2].
+
+    Raises:
+        UserError: it is none of these.
+    """
+    allowed = "type a number from 1, auto, -1 for all, or indices as [0,2]"
+    if isinstance(devices, bool) or devices is None or isinstance(devices, float):
+        raise UserError(f"trainer.devices={devices} is no number of devices: {allowed}")
+    if isinstance(devices, str):
+        text = devices.strip()
+        if text == "auto":
+            return text
+        try:
+            numbers = [int(part) for part in text.strip(",").split(",")]
+        except ValueError:
+            raise UserError(f"trainer.devices={devices} is no number of devices: {allowed}") from None
+        devices = numbers if "," in text else numbers[0]
+    if isinstance(devices, int):
+        if devices == 0 or devices < -1:
+            raise UserError(f"trainer.devices={devices} is no number of devices: {allowed}")
+        return devices
+    indices = list(devices)
+    if not indices or any(not isinstance(i, int) or i < 0 for i in indices) or len(set(indices)) < len(indices):
+        raise UserError(f"trainer.devices={indices} is no list of different device indices: {allowed}")
+    return indices
+
+
+def count(accelerator: str, devices: Any) -> int:
+    """Ranks that this host runs, each on a device of its own.
+
+    Raises:
+        UserError: there are fewer devices.
+    """
+    wanted = parse(devices)
+    if accelerator == "cpu" or (accelerator == "auto" and wanted == 1):
+        return _count_on_cpu(wanted)
+
+    import torch
+
+    there = torch.cuda.device_count()
+    if accelerator in ("auto", "gpu", "cuda") and there:
+        if isinstance(wanted, list):
+            if max(wanted) >= there:
+                raise UserError(
+                    f"trainer.devices={wanted}: this host has the CUDA devices 0 to {there - 1}: type indices of these"
+                )
+            return len(wanted)
+        if wanted in ("auto", -1):
+            return there
+        assert isinstance(wanted, int)
+        if wanted > there:
+            raise UserError(
+                f"trainer.devices={wanted}: this host has {there} CUDA device(s): type trainer.devices={there} or "
+                f"less, or trainer.accelerator=cpu trainer.devices={wanted}"
+            )
+        return wanted
+    if accelerator == "cuda" or (accelerator == "gpu" and not torch.backends.mps.is_available()):
+        raise UserError(
+            f"trainer.accelerator={accelerator}: this host has no CUDA device that torch {torch.__version__} can use: "
+            "type trainer.accelerator=cpu"
+        )
+    if torch.backends.mps.is_available() and accelerator in ("auto", "gpu", "mps"):
+        if wanted in ("auto", -1, 1, [0]):
+            return 1
+        raise UserError(
+            f"trainer.devices={wanted}: this host has one MPS device: type trainer.devices=1, or "
+            f"trainer.accelerator=cpu trainer.devices={wanted}"
+        )
+    if accelerator == "mps":
+        raise UserError("trainer.accelerator=mps: this host has no MPS device: type trainer.accelerator=cpu")
+    return _count_on_cpu(wanted)
+
+
+def _count_on_cpu(wanted: Devices) -> int:
+    if wanted in ("auto", -1):
+        return 1
+    return len(wanted) if isinstance(wanted, list) else int(wanted)
+
+
+def local_cuda_device(devices: Any, local_rank: int) -> int:
+    """Index of the CUDA device of a rank: its place in the list of indices, where the user gave one."""
+    wanted = parse(devices)
+    return wanted[local_rank] if isinstance(wanted, list) else local_rank

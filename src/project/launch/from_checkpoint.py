@@ -1,0 +1,62 @@
+"""The config of a command that starts from a checkpoint: the checkpoint's own, with what was typed on top."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from project.errors import UserError
+from project.launch.composition import config_folder
+
+# What a checkpoint's config decides. Devices and strategy are of the machine it is used on, not of the run.
+FROM_RUN = ("name", "seed", "data", "model", "optimizer", "scheduler")
+OF_MACHINE = ("accelerator", "devices", "num_nodes", "strategy", "profiler", "fast_dev_run", "overfit_batches")
+
+
+def compose_from_checkpoint(name: str, arguments: list[str]) -> str:
+    """Register the config ``<name>_checkpoint`` for Hydra and say its name.
+
+    ``arguments`` are those of the command line. A group that is chosen there (``data=synthetic``) takes the place
+    of the checkpoint's: it moves from the arguments, where Hydra knows no group to replace, into the defaults.
+
+    Raises:
+        UserError: there is no ``ckpt_path``, or nothing can be read there.
+    """
+    overrides = {}
+    for argument in arguments[1:]:
+        if "=" in argument and not argument.startswith("-"):
+            override = OverridesParser.create().parse_overrides([argument])[0]
+            overrides[override.key_or_group] = (argument, override)
+    if "ckpt_path" not in overrides:
+        if any(argument.startswith("-") for argument in arguments[1:]):
+            return name  # --help and its like need no checkpoint
+        raise UserError(f"{name} needs a checkpoint: type ckpt_path=<run folder>/checkpoints/best.ckpt")
+    path = overrides["ckpt_path"][1].value()
+    if not isinstance(path, str) or overrides["ckpt_path"][1].is_sweep_override():
+        raise UserError(
+            f"ckpt_path={path} is no path: type ckpt_path=<run folder>/checkpoints/best.ckpt, one at a time"
+        )
+
+    from project.launch.checkpoint import read_config
+
+    stored = read_config(Path(path))
+    node: dict[str, Any] = {key: stored[key] for key in FROM_RUN if key in stored}
+    node["trainer"] = {key: value for key, value in stored["trainer"].items() if key not in OF_MACHINE}
+    defaults: list[Any] = [name, "_self_"]
+    for group, (argument, override) in overrides.items():
+        if group.partition("/")[0] in node and group.partition("/")[0] != "trainer" and _is_group(group):
+            arguments.remove(argument)
+            parent = node
+            for part in group.split("/")[:-1]:
+                parent = parent[part]
+            parent.pop(group.rpartition("/")[2], None)
+            defaults.append({group: override.value()})
+    ConfigStore.instance().store(name=f"{name}_checkpoint", node={"defaults": defaults, **node})
+    return f"{name}_checkpoint"
+
+
+def _is_group(group: str) -> bool:
+    return (config_folder() / group).is_dir()

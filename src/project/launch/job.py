@@ -1,0 +1,164 @@
+"""One job: from a composed config to its outcome, on as many ranks as the config says."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from project.errors import UserError
+from project.launch import agent, devices, preflight, rank, run_folder
+from project.launch.run import Outcome, Run
+from project.launch.summary import announce, summarize
+
+
+def run_job(function: str, composed: DictConfig, kind: str) -> float | None:
+    """Check the config, claim a run folder, run ``function`` (``module:name``) on every rank, print what came of it.
+
+    ``kind`` is the command's name; the folders of all but ``train`` begin with it. Returns the run's objective, for
+    a sweep to optimize.
+
+    Raises:
+        UserError: something in the config can't work; nothing was started and no folder was made.
+    """
+    hydra = HydraConfig.get()
+    overrides = list(hydra.overrides.task)
+    in_sweep = hydra.mode == RunMode.MULTIRUN
+    if composed.get("seed", 0) is None:
+        composed.seed = random.SystemRandom().randrange(2**32)
+
+    config = _plain(composed, overrides)
+    preflight.check(config)
+    launcher = devices.started_by()
+    if launcher:
+        return _run_as_rank(function, composed, overrides, kind, launcher)
+    if config["trainer"]["num_nodes"] > 1:
+        raise UserError(
+            f"trainer.num_nodes={config['trainer']['num_nodes']}: several hosts are started by torchrun or SLURM: type "
+            "torchrun --nnodes N --nproc-per-node M -m project.train ..., or trainer.num_nodes=1"
+        )
+    if in_sweep or devices.parse(config["trainer"]["devices"]) != 1:
+        agent.warm_up()  # imports on another core while this process goes on
+    num_ranks = devices.count(config["trainer"]["accelerator"], config["trainer"]["devices"])
+    if kind == "train":  # evaluation shares any number of samples out
+        preflight.check_batch_size(config, num_ranks)
+
+    config, run = _open_run(composed, overrides, kind, Path(hydra.runtime.output_dir) if in_sweep else None)
+    announce(kind, config, run, num_ranks)
+    # A job of a sweep gets a process of its own even when it is alone: nothing leaks from job to job.
+    if num_ranks == 1 and not in_sweep:
+        outcome = _run_here(function, config, run)
+    else:
+        outcome = agent.run_ranks(function, config, run, num_ranks)
+    summarize(kind, config, run, outcome)
+    return outcome.objective
+
+
+def _plain(composed: DictConfig, overrides: list[str], run_dir: Path | None = None) -> dict[str, Any]:
+    """The config as plain data, every interpolation resolved."""
+    if run_dir is not None:
+        with open_dict(composed):
+            composed.paths.run_dir = str(run_dir)
+    config: dict[str, Any] = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
+    left_out = preflight.fit_to_targets(config, overrides)
+    if left_out and run_dir is not None:
+        print(f"Left out, because the classes that were put in don't take them: {', '.join(left_out)}")
+    trainer = config["trainer"]
+    trainer["devices"] = devices.parse(trainer["devices"])
+    if trainer["accelerator"] == "cpu" and not isinstance(trainer["devices"], int):
+        trainer["devices"] = devices.count("cpu", trainer["devices"])  # Lightning counts CPU ranks, has no list of them
+    return config
+
+
+def _open_run(composed: DictConfig, overrides: list[str], kind: str, chosen: Path | None) -> tuple[dict[str, Any], Run]:
+    """Claim the run folder, write down what is run, and complete the config with the folder's name."""
+    if chosen is None and composed.paths.run_dir is not None:
+        chosen = Path(composed.paths.run_dir)
+    if chosen is not None:
+        folder = run_folder.take(chosen)
+    else:
+        prefix = "" if kind == "train" else f"{kind}_"
+        folder = run_folder.claim(Path(composed.paths.outputs) / composed.name, prefix)
+    config = _plain(composed, overrides, folder)
+    environment = run_folder.describe_environment()
+    run_folder.record(folder, config, overrides, environment)
+    return config, Run(folder, overrides, environment)
+
+
+def _run_here(function: str, config: dict[str, Any], run: Run) -> Outcome:
+    """Run as the only rank, in this process, and leave no trace in its environment."""
+    with _environment_restored(), rank.rank_log(run.folder, 0, own_console=True):
+        rank.share_threads(config["launch"]["threads_per_rank"], local_world_size=1)
+        try:
+            return rank.load(function)(config, run)
+        except SystemExit as error:
+            # Lightning answers Ctrl-C with its own exit; here it is what it was.
+            if isinstance(error.__context__, KeyboardInterrupt):
+                raise KeyboardInterrupt from None
+            raise
+
+
+def _run_as_rank(function: str, composed: DictConfig, overrides: list[str], kind: str, launcher: str) -> float | None:
+    """Run as one of the ranks that torchrun or SLURM started; rank 0 claims the folder and tells the others."""
+    import torch.distributed as dist
+
+    config = _plain(composed, overrides)
+    environment = rank.cluster_environment()
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1")[:1])
+    _check_world(config, environment.world_size(), launcher)
+    if kind == "train":
+        preflight.check_batch_size(config, environment.world_size())
+    rank.share_threads(config["launch"]["threads_per_rank"], local_world_size)
+    with _environment_restored(), rank.process_group(config):
+        me = environment.global_rank()
+        told: list[Any] = [None]
+        if me == 0:
+            try:
+                told = [_open_run(composed, overrides, kind, None)]
+            except UserError as error:
+                told = [error]
+        if environment.world_size() > 1:
+            dist.broadcast_object_list(told, src=0)
+        if isinstance(told[0], UserError):
+            raise told[0]
+        config, run = told[0]
+        run = Run(run.folder, overrides, run.environment, me, environment.world_size())
+        with rank.rank_log(run.folder, me, own_console=me == 0):
+            if me == 0:
+                announce(kind, config, run, run.world_size)
+            outcome = rank.load(function)(config, run)
+            if me == 0:
+                summarize(kind, config, run, outcome)
+    return outcome.objective
+
+
+def _check_world(config: dict[str, Any], world_size: int, launcher: str) -> None:
+    """Devices and hosts of the config must be what the launcher started."""
+    trainer = config["trainer"]
+    num_nodes = trainer["num_nodes"]
+    if trainer["devices"] == "auto" or trainer["devices"] == -1:
+        trainer["devices"] = world_size // num_nodes
+    per_host = len(trainer["devices"]) if isinstance(trainer["devices"], list) else trainer["devices"]
+    if per_host * num_nodes != world_size:
+        raise UserError(
+            f"{launcher} started {world_size} ranks, but trainer.devices={per_host} on trainer.num_nodes={num_nodes} "
+            f"makes {per_host * num_nodes}: type trainer.devices={max(1, world_size // num_nodes)}"
+        )
+
+
+@contextmanager
+def _environment_restored() -> Iterator[None]:
+    """Lightning leaves ranks, seeds and ports in the environment, where the next run would find them."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

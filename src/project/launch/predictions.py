@@ -1,0 +1,154 @@
+"""Predictions of all ranks in one file: one row per sample, in the order of the data."""
+
+from __future__ import annotations
+
+import csv
+import heapq
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TextIO
+
+import lightning as L
+from lightning.pytorch.callbacks import BasePredictionWriter
+from torch import Tensor
+
+from project.errors import UserError
+from project.launch.preflight import extra_of
+
+Row = dict[str, Any]
+
+
+class PredictionWriter(BasePredictionWriter):
+    """Each rank writes its rows as they come; at the end rank 0 merges the parts by the samples' index.
+
+    ``predict_step`` returns a tensor (B,) or (B, C), or a dict of tensors and lists of batch length. The file
+    appears whole, under its name, when all rows are in it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(write_interval="batch")
+        self.path = path
+        self.num_rows = 0
+        self._part: TextIO | None = None
+        self._rows: csv.DictWriter[str] | None = None
+        self._next_index = 0
+        if path.suffix == ".parquet":
+            _import_pyarrow()
+
+    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        # Our evaluation sampler says where this rank's share of the data begins.
+        loader = trainer.predict_dataloaders
+        self._next_index = getattr(getattr(loader, "sampler", None), "start", 0)
+        self._part = self._part_path(trainer.global_rank).open("w", newline="")
+
+    def write_on_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        prediction: Any,
+        batch_indices: Sequence[int] | None,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
+    ) -> None:
+        columns = _columns(prediction, type(pl_module).__name__)
+        length = len(next(iter(columns.values())))
+        # A loader of the user's own, sharded by Lightning, tells its indices instead.
+        indices = list(batch_indices) if batch_indices else list(range(self._next_index, self._next_index + length))
+        self._next_index += length
+        if self._rows is None:
+            assert self._part is not None
+            self._rows = csv.DictWriter(self._part, ["index", *columns])
+            self._rows.writeheader()
+        columns = {"index": indices, **columns}
+        self._rows.writerows(dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+
+    def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert self._part is not None
+        self._part.close()
+        trainer.strategy.barrier("predictions written")
+        if trainer.is_global_zero:
+            parts = [self._part_path(rank) for rank in range(trainer.world_size)]
+            beside = self.path.with_name(f"{self.path.name}.tmp")
+            write = _write_parquet if self.path.suffix == ".parquet" else _write_csv
+            self.num_rows = write(parts, beside)
+            beside.rename(self.path)
+            for part in parts:
+                part.unlink()
+
+    def _part_path(self, rank: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.rank_{rank}")
+
+
+def _columns(prediction: Any, model: str) -> dict[str, list[Any]]:
+    """The columns of one batch, as lists of equal length."""
+    if isinstance(prediction, Tensor):
+        if prediction.ndim == 2:
+            prediction = {f"prediction_{c}": prediction[:, c] for c in range(prediction.shape[1])}
+        else:
+            prediction = {"prediction": prediction}
+    if not isinstance(prediction, dict) or not prediction:
+        raise UserError(
+            f"{model}.predict_step returns {type(prediction).__name__}: return a tensor (B,) or (B, C), or a dict of "
+            "tensors (B,)"
+        )
+    columns = {name: v.tolist() if isinstance(v, Tensor) else list(v) for name, v in prediction.items()}
+    if len({len(column) for column in columns.values()}) != 1:
+        raise UserError(f"{model}.predict_step returns columns of different lengths: return one value per sample")
+    return columns
+
+
+def _merged(parts: list[TextIO]) -> Iterator[Row]:
+    """All rows by index; each part is in order already, so memory holds one row a part.
+
+    Raises:
+        UserError: an index comes twice or out of order.
+    """
+    last = -1
+    for row in heapq.merge(*(csv.DictReader(part) for part in parts), key=lambda row: int(row["index"])):
+        if int(row["index"]) <= last:
+            raise UserError(
+                f"sample {row['index']} is predicted twice or out of order: let predict_dataloader neither shuffle "
+                "nor repeat"
+            )
+        last = int(row["index"])
+        yield row
+
+
+def _write_csv(parts: list[Path], path: Path) -> int:
+    count = 0
+    with ExitStack() as files, path.open("w", newline="") as file:
+        rows: csv.DictWriter[str] | None = None
+        for row in _merged([files.enter_context(part.open(newline="")) for part in parts]):
+            if rows is None:
+                rows = csv.DictWriter(file, list(row))
+                rows.writeheader()
+            rows.writerow(row)
+            count += 1
+    return count
+
+
+def _write_parquet(parts: list[Path], path: Path) -> int:
+    """Through the merged CSV, whose types pyarrow reads back (whole numbers, floats, text)."""
+    _import_pyarrow()
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    text = path.with_suffix(".csv")
+    count = _write_csv(parts, text)
+    with pyarrow.csv.open_csv(text) as reader, pyarrow.parquet.ParquetWriter(path, reader.schema) as writer:
+        for batch in reader:
+            writer.write_batch(batch)
+    text.unlink()
+    return count
+
+
+def _import_pyarrow() -> None:
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        extra = extra_of("pyarrow")
+        raise UserError(
+            f'format=parquet needs the package pyarrow: type pip install "project[{extra}]", or format=csv'
+        ) from error

@@ -1,0 +1,198 @@
+"""Refuse in seconds, before any rank starts, what can't work."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from project.errors import UserError, nearest
+from project.launch.build import accepted_arguments, locate
+
+Config = dict[str, Any]
+
+
+def _whole(low: int, *also: Any) -> Callable[[Any], bool]:
+    return lambda v: v in also or (isinstance(v, int) and not isinstance(v, bool) and v >= low)
+
+
+def _positive(*also: Any) -> Callable[[Any], bool]:
+    return lambda v: v in also or (isinstance(v, int | float) and not isinstance(v, bool) and v > 0)
+
+
+def _share(v: Any) -> bool:
+    """Lightning's limits: a number of batches, or a share of all as a float."""
+    if v is None:
+        return True
+    if isinstance(v, bool) or not isinstance(v, int | float):
+        return False
+    return v >= 0 and (isinstance(v, int) or v <= 1.0)
+
+
+def _flag(v: Any) -> bool:
+    return isinstance(v, bool)
+
+
+_LIMIT = "a whole number of batches, a share from 0.0 to 1.0, or null"
+RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("seed", lambda v: v is None or (_whole(0)(v) and v < 2**32), "a whole number from 0 to 4294967295, or null"),
+    ("mode", lambda v: v in ("min", "max"), "min or max"),
+    ("monitor", lambda v: v is None or isinstance(v, str), "the name of a logged metric, or null"),
+    ("test", _flag, "true or false"),
+    ("format", lambda v: v in ("csv", "parquet"), "csv or parquet"),
+    ("data.batch_size", _whole(1), "a whole number from 1"),
+    ("data.num_workers", _whole(0), "a whole number from 0"),
+    ("optimizer.lr", _positive(0), "a number from 0"),
+    ("launch.threads_per_rank", _whole(1, "auto"), "a whole number from 1, or auto"),
+    ("launch.timeout_s", _positive(), "a number of seconds above 0"),
+    ("trainer.num_nodes", _whole(1), "a whole number from 1"),
+    ("trainer.max_epochs", _whole(1, None, -1), "a whole number from 1, -1 for no limit, or null"),
+    ("trainer.max_steps", _whole(1, -1), "a whole number from 1, or -1 for no limit"),
+    ("trainer.accumulate_grad_batches", _whole(1), "a whole number from 1"),
+    ("trainer.gradient_clip_val", _positive(None, 0), "a number from 0, or null"),
+    ("trainer.gradient_clip_algorithm", lambda v: v in ("norm", "value"), "norm or value"),
+    ("trainer.check_val_every_n_epoch", _whole(1, None), "a whole number from 1, or null"),
+    ("trainer.val_check_interval", lambda v: v is None or isinstance(v, str) or (_share(v) and v > 0), _LIMIT),
+    ("trainer.limit_train_batches", _share, _LIMIT),
+    ("trainer.limit_val_batches", _share, _LIMIT),
+    ("trainer.limit_test_batches", _share, _LIMIT),
+    ("trainer.limit_predict_batches", _share, _LIMIT),
+    ("trainer.num_sanity_val_steps", _whole(0, -1), "a whole number from 0, or -1 for all"),
+    ("trainer.log_every_n_steps", _whole(1), "a whole number from 1"),
+)
+ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu")
+PRECISIONS = (
+    "32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true", "transformer-engine",
+    "transformer-engine-float16", "32", "16", "64", "bf16",
+)  # fmt: skip
+
+
+def check(config: Config) -> None:
+    """Check the values, names and packages of a config.
+
+    Raises:
+        UserError: a value can't be, a name is unknown, or a package is not installed.
+    """
+    for key, test, allowed in RULES:
+        value = _select(config, key)
+        if value is not _ABSENT and not test(value):
+            raise UserError(f"{key}={value} can't be: type {key}= with {allowed}")
+    if "split" in config:
+        _one_of("split", config["split"], ("train", "val", "test") if "format" in config else ("val", "test"))
+    trainer = config["trainer"]
+    _one_of("trainer.accelerator", trainer["accelerator"], ACCELERATORS)
+    _one_of("trainer.precision", str(trainer.get("precision", "32-true")), PRECISIONS)
+    if isinstance(trainer["strategy"], str):
+        _check_strategy(trainer["strategy"])
+    no_end = trainer.get("max_epochs") == -1 and trainer.get("max_steps", -1) == -1
+    if no_end and not trainer.get("max_time") and "test" in config:
+        raise UserError(
+            "trainer.max_epochs=-1 never ends: type trainer.max_steps=N or trainer.max_time=DD:HH:MM:SS too"
+        )
+    for key, target in targets(config):
+        check_installed(key, target)
+
+
+def check_batch_size(config: Config, world_size: int) -> None:
+    """The global batch size must be shared out equally, or ranks would weigh their samples differently.
+
+    That ``data.batch_size`` is global holds for this package's data modules; other classes have rules of their own.
+    """
+    batch_size = _select(config, "data.batch_size")
+    if not config["data"]["_target_"].startswith(__name__.partition(".")[0] + "."):
+        return
+    if isinstance(batch_size, int) and batch_size % world_size:
+        below, above = batch_size // world_size * world_size, -(-batch_size // world_size) * world_size
+        choices = " or ".join(f"data.batch_size={size}" for size in (below, above) if size)
+        raise UserError(
+            f"data.batch_size={batch_size} is the global batch size and {world_size} ranks can't share it equally: "
+            f"type {choices}"
+        )
+
+
+def fit_to_targets(config: Config, overrides: list[str]) -> list[str]:
+    """Make ``model._target_=mine.Model`` work: leave out what the class that was put in does not take.
+
+    The group's other values belong to the class that it named before. Those that were typed stay, so that a
+    mistyped one is still an error. Returns what was left out, as dotted keys.
+    """
+    typed = {text.lstrip("+").partition("=")[0] for text in overrides}
+    left_out: list[str] = []
+    for key in ("data", "model"):
+        if f"{key}._target_" not in typed:
+            continue
+        accepted = accepted_arguments(locate(config[key]["_target_"], key))
+        for name in list(config[key]):
+            kept = name.startswith("_") or accepted is None or name in accepted
+            if not kept and not any(t == f"{key}.{name}" or t.startswith(f"{key}.{name}.") for t in typed):
+                del config[key][name]
+                left_out.append(f"{key}.{name}")
+    return left_out
+
+
+def targets(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every ``_target_`` of a config with the key it stands at."""
+    if isinstance(node, dict):
+        if isinstance(node.get("_target_"), str):
+            yield key, node["_target_"]
+        for name, child in node.items():
+            yield from targets(child, f"{key}.{name}" if key else str(name))
+
+
+def check_installed(key: str, target: str) -> None:
+    """The package that a ``_target_`` lies in must be there; where an extra brings it, name the extra."""
+    package = target.partition(".")[0]
+    if importlib.util.find_spec(package) is not None:
+        return
+    extra = extra_of(package)
+    advice = f'type pip install "project[{extra}]"' if extra else "install it, or mend the name"
+    raise UserError(f"{key}._target_={target} needs the package {package}, which is not installed: {advice}")
+
+
+def extra_of(package: str) -> str | None:
+    """The extra of this project that installs a package, from the project's own metadata."""
+    from packaging.requirements import Requirement
+
+    root = __name__.partition(".")[0]
+    try:
+        requirements = [Requirement(text) for text in importlib.metadata.requires(root) or []]
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    for requirement in requirements:
+        if requirement.marker and requirement.name.replace("-", "_").lower() == package.replace("-", "_").lower():
+            extras = importlib.metadata.metadata(root).get_all("Provides-Extra") or []
+            return next((e for e in extras if requirement.marker.evaluate({"extra": e})), None)
+    return None
+
+
+# The strategies that work through this template; Lightning's registry, which takes seconds to import, knows more.
+STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false")
+
+
+def _check_strategy(name: str) -> None:
+    if name in STRATEGIES:
+        return
+    from lightning.pytorch.strategies import StrategyRegistry
+
+    known = sorted({*STRATEGIES, *StrategyRegistry.available_strategies()})
+    _one_of("trainer.strategy", name, tuple(known))
+
+
+def _one_of(key: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        match = nearest(str(value), allowed)
+        advice = f"{key}={match}" if match else f"one of {', '.join(allowed)}"
+        raise UserError(f"{key}={value} is not known ({', '.join(allowed)}): type {advice}")
+
+
+_ABSENT = object()
+
+
+def _select(config: Config, key: str) -> Any:
+    node: Any = config
+    for part in key.split("."):
+        if not isinstance(node, dict) or part not in node:
+            return _ABSENT
+        node = node[part]
+    return node

@@ -1,0 +1,220 @@
+"""One rank: its threads, its log, its process group, its errors."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import random
+import re
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from project import errors
+from project.launch.run import Outcome, Run
+
+if TYPE_CHECKING:
+    from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+
+Command = Callable[[dict[str, Any], Run], Outcome]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What the launching process hands to each rank it starts; ``errors`` is a folder for their last words."""
+
+    function: str
+    config: dict[str, Any]
+    run: Run
+    errors: Path
+
+
+def main(assignment: Assignment, lifeline: Connection) -> Outcome | None:
+    """Run the command as the rank that the environment names; the outcome comes from rank 0."""
+    rank = int(os.environ["RANK"])
+    threading.Thread(target=_die_with_launcher, args=(lifeline,), daemon=True).start()
+    share_threads(assignment.config["launch"]["threads_per_rank"], int(os.environ["LOCAL_WORLD_SIZE"]))
+    with rank_log(assignment.run.folder, rank, own_console=rank == 0):
+        try:
+            with process_group(assignment.config):
+                run = replace(assignment.run, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
+                outcome = load(assignment.function)(assignment.config, run)
+        except Exception as error:
+            _leave_last_words(assignment.errors, rank, error)
+            raise
+    return outcome if rank == 0 else None
+
+
+def load(function: str) -> Command:
+    """The command that ``module:name`` names."""
+    module, _, name = function.partition(":")
+    command: Command = getattr(importlib.import_module(module), name)
+    return command
+
+
+def _die_with_launcher(lifeline: Connection) -> None:
+    """Wait until the launching process is gone, however it went, and go too: no rank is left behind."""
+    with suppress(EOFError, OSError):
+        lifeline.recv()
+    os._exit(1)
+
+
+def _leave_last_words(folder: Path, rank: int, error: Exception) -> None:
+    """Note the error and when it came: the first of all ranks is the cause, the rest are consequences."""
+    words = {
+        "rank": rank,
+        "time_ns": time.monotonic_ns(),
+        "sentence": errors.sentence(error),
+        "traceback": traceback.format_exc(),
+    }
+    (folder / f"rank_{rank}.json").write_text(json.dumps(words))
+
+
+def share_threads(threads_per_rank: int | str, local_world_size: int) -> None:
+    """Give this rank its CPU threads: without a limit each rank takes all cores, and they fight for them."""
+    import torch
+
+    if threads_per_rank != "auto":
+        torch.set_num_threads(int(threads_per_rank))
+    elif "OMP_NUM_THREADS" in os.environ:
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    elif local_world_size > 1:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(1, cores // local_world_size))
+
+
+@contextmanager
+def process_group(config: dict[str, Any]) -> Iterator[None]:
+    """Join the ranks' process group, and leave it whatever happens: a group alive at exit can abort the process.
+
+    Lightning finds the group and uses it. It is joined here because ranks that torchrun or SLURM started must
+    agree on a run folder before there is a Trainer.
+    """
+    import torch
+    from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+    environment = cluster_environment()
+    if environment.world_size() == 1:
+        yield
+        return
+    rank_zero_only.rank = environment.global_rank()  # type: ignore[attr-defined]
+    os.environ["MASTER_ADDR"] = environment.main_address
+    os.environ["MASTER_PORT"] = str(environment.main_port)
+    on_cuda = config["trainer"]["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    if on_cuda:
+        from project.launch.devices import local_cuda_device
+
+        torch.cuda.set_device(local_cuda_device(config["trainer"]["devices"], environment.local_rank()))
+    torch.distributed.init_process_group(
+        "nccl" if on_cuda else "gloo",
+        rank=environment.global_rank(),
+        world_size=environment.world_size(),
+        timeout=timedelta(seconds=config["launch"]["timeout_s"]),
+    )
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def cluster_environment() -> ClusterEnvironment:
+    """Who started the ranks, for Lightning; named, because its own guess takes an idle SLURM shell for a job step."""
+    from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+    from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+    from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+
+    from project.launch.devices import started_by
+
+    launcher = started_by()
+    if launcher == "torchrun":
+        return TorchElasticEnvironment()
+    if launcher == "slurm":
+        return SLURMEnvironment(auto_requeue=False)
+    return LightningEnvironment()
+
+
+def quiet_libraries() -> None:
+    """Keep what Lightning says of itself out of the log: devices, strategy and paths stand in our own lines."""
+    import lightning  # noqa: F401  (sets the levels that are changed here)
+
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in (
+        r"The `srun` command is available",  # ranks are started by our launcher, or by srun itself
+        r".*does not have many workers",  # data in memory want none
+        r".*isinstance\(treespec, LeafSpec\)",  # Lightning's, against the newest torch
+        r"Couldn't infer the batch indices",  # our samplers know them
+        r"Be aware that when using `ckpt_path`, callbacks",  # evaluation wants the weights only
+        r"Checkpoint directory .* exists and is not empty",  # best and last share theirs
+    ):
+        warnings.filterwarnings("ignore", message)
+
+
+def seed_rank(seed: int, rank: int) -> None:
+    """Give each rank random numbers of its own (dropout, augmentation), reproducible from seed and rank."""
+    import numpy as np
+    import torch
+
+    own = seed + 1_000_003 * rank  # a prime: neighbouring seeds and ranks don't meet
+    torch.manual_seed(own)
+    np.random.seed(own % 2**32)
+    random.seed(own)
+
+
+@contextmanager
+def rank_log(folder: Path, rank: int, own_console: bool) -> Iterator[None]:
+    """Keep the rank's output in ``<folder>/ranks/rank_N.log``; rank 0's goes to the console as well, as it is."""
+    quiet_libraries()
+    path = folder / "ranks" / f"rank_{rank}.log"
+    path.parent.mkdir(exist_ok=True)
+    if not own_console:
+        # The process is this rank's alone: its file descriptors are turned over for good, so that what C++
+        # libraries print arrives in the log too.
+        with path.open("ab") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        yield
+        return
+    stdout, stderr = sys.stdout, sys.stderr
+    with path.open("a", buffering=1) as log:
+        sys.stdout, sys.stderr = Tee(stdout, log), Tee(stderr, log)
+        try:
+            yield
+        except Exception:
+            log.write(traceback.format_exc())
+            raise
+        finally:
+            sys.stdout, sys.stderr = stdout, stderr
+
+
+class Tee:
+    """A console that is also written to a log: whole lines, without the bar's redrawings and colours."""
+
+    def __init__(self, console: TextIO, log: TextIO) -> None:
+        self._console = console
+        self._log = log
+        self._line = ""
+
+    def write(self, text: str) -> int:
+        self._line += text
+        *lines, self._line = self._line.split("\n")
+        for line in lines:
+            last_drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip("\r").rpartition("\r")[2]
+            if last_drawn.strip() or not line.strip("\r"):
+                self._log.write(last_drawn + "\n")
+        self._line = self._line.rpartition("\r")[2]
+        return self._console.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._console, name)

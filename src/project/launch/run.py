@@ -1,0 +1,61 @@
+"""What a rank is told of its run, and what it reports back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import lightning as L
+
+    from project.launch.checkpoint import BestCheckpoint
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run as one of its ranks sees it."""
+
+    folder: Path
+    overrides: list[str]
+    environment: dict[str, Any]
+    rank: int = 0
+    world_size: int = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run: plain data, so that it crosses processes and becomes ``metrics.json``.
+
+    ``objective`` is what a sweep optimizes: the best value of the monitored metric.
+    """
+
+    metrics: dict[str, float]
+    objective: float | None = None
+    checkpoint: str | None = None
+    files: dict[str, str] = field(default_factory=dict)
+    world_size: int = 1
+    epochs: int | None = None
+    steps: int | None = None
+    train_s: float | None = None
+    samples_per_s: float | None = None
+
+    @classmethod
+    def of(
+        cls, trainer: L.Trainer, metrics: dict[str, float], best: BestCheckpoint | None, monitor: str | None
+    ) -> Outcome:
+        """The outcome of a finished training; the same on every rank."""
+        from project.tracking.curves import TrainingCurves
+
+        curves = next((c for c in trainer.callbacks if isinstance(c, TrainingCurves)), None)  # type: ignore[attr-defined]
+        score = best.score if best is not None and best.score is not None else metrics.get(monitor or "")
+        return cls(
+            metrics=dict(sorted(metrics.items())),
+            objective=score,
+            checkpoint=best.path if best else None,
+            world_size=trainer.world_size,
+            epochs=trainer.current_epoch,
+            steps=trainer.global_step,
+            train_s=curves.train_s if curves else None,
+            samples_per_s=curves.samples_per_s if curves else None,
+        )

@@ -1,0 +1,130 @@
+"""The folder of one run: claimed by exactly one run, and what is recorded in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import importlib.metadata
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from project.errors import UserError
+from project.launch.run import Outcome
+
+
+def claim(parent: Path, prefix: str = "") -> Path:
+    """Create ``<parent>/<prefix><date>_<time>``; a second run of the same second gets ``..._2``.
+
+    ``mkdir`` fails where the folder is there, so two runs can't both have it, on any file system.
+    """
+    stamp = prefix + datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    number = 1
+    while True:
+        folder = parent / (stamp if number == 1 else f"{stamp}_{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder.resolve()
+        except FileExistsError:
+            if not parent.is_dir():
+                raise UserError(f"paths.outputs: {parent} is a file: type paths.outputs=FOLDER") from None
+            number += 1
+        except OSError as error:
+            raise UserError(
+                f"the run folder {folder} can't be created ({error.strerror}): type paths.outputs=FOLDER with a "
+                "folder that you may write to"
+            ) from error
+
+
+@functools.cache
+def new_folder(parent: str, prefix: str) -> str:
+    """A claimed folder, the same one however often this process asks (Hydra asks several times for a sweep's)."""
+    return str(claim(Path(parent), prefix))
+
+
+def take(folder: Path) -> Path:
+    """Create the folder that the user or the sweep chose.
+
+    Raises:
+        UserError: it holds a run already, or can't be created.
+    """
+    if (folder / "config.yaml").exists():
+        raise UserError(f"{folder} holds a run already: type another paths.run_dir, or leave it out for a new folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"the run folder {folder} can't be created ({error.strerror}): type paths.run_dir=FOLDER with a folder "
+            "that you may write to"
+        ) from error
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"the run folder {folder} can't be written to: type paths.run_dir=FOLDER with another")
+    return folder.resolve()
+
+
+def record(folder: Path, config: dict[str, Any], overrides: list[str], environment: dict[str, Any]) -> None:
+    """Write what is needed to know, and to repeat, the run."""
+    try:
+        OmegaConf.save(config, folder / "config.yaml")
+        OmegaConf.save(overrides, folder / "overrides.yaml")
+        (folder / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")
+    except OSError as error:
+        raise UserError(
+            f"the run folder {folder} can't be written to ({error.strerror}): type paths.outputs=FOLDER with another"
+        ) from error
+
+
+def write_metrics(folder: Path, outcome: Outcome) -> None:
+    """Write ``metrics.json``: beside, then renamed, so that it is whole or absent."""
+    beside = folder / "metrics.json.tmp"
+    beside.write_text(json.dumps(dataclasses.asdict(outcome), indent=2) + "\n")
+    beside.rename(folder / "metrics.json")
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions, machine, git state and command line, as plain data."""
+    packages = ["torch", "lightning", "torchmetrics", "hydra-core", "tensorboard", "numpy"]
+    return {
+        "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": [Path(sys.executable).name, *sys.orig_argv[1:]],
+        "folder": str(Path.cwd()),
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in packages},
+        "git": _git_state(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Commit and dirtiness of the tree that this package lies in; None where it lies in none."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        ).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,57 @@
+"""What the user sees of a run at its start and at its end."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from project.launch.run import Outcome, Run
+
+
+def announce(kind: str, config: dict[str, Any], run: Run, world_size: int) -> None:
+    """One line at the start: what runs, on how many ranks, and where its folder is."""
+    ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
+    name = config.get("name", "unnamed")
+    print(f"{kind} {name} on {ranks}, seed {config.get('seed')}, in {shorten(run.folder)}", flush=True)
+
+
+def summarize(kind: str, config: dict[str, Any], run: Run, outcome: Outcome) -> None:
+    """The table at the end: metrics, time, throughput, and where the results are."""
+    table = Table(title=f"{kind} {config.get('name', 'unnamed')}", show_header=False, title_justify="left")
+    for name, value in outcome.metrics.items():
+        table.add_row(name, _readable(value))
+    table.add_section()
+    if outcome.steps is not None:
+        table.add_row("epochs, steps", f"{outcome.epochs}, {outcome.steps}")
+    if outcome.train_s is not None:
+        table.add_row("training time", f"{outcome.train_s:.1f} s on {outcome.world_size} rank(s)")
+    if outcome.samples_per_s is not None:
+        table.add_row("samples per second", f"{outcome.samples_per_s:,.0f}")
+    if outcome.checkpoint:
+        table.add_row("best checkpoint" if kind == "train" else "checkpoint", shorten(Path(outcome.checkpoint)))
+    for what, path in outcome.files.items():
+        table.add_row(what, shorten(Path(path)))
+    # A path must come through whole: it is there to be copied.
+    widest = max((len(str(cell)) for column in table.columns for cell in column.cells), default=0)
+    console = Console()
+    console.width = max(console.width, widest + 30)
+    console.print(table)
+    if (run.folder / "tensorboard").is_dir():
+        console.print(f"tensorboard --logdir {shlex.quote(shorten(run.folder))}", highlight=False)
+
+
+def _readable(value: float) -> str:
+    if value.is_integer() and abs(value) > 1:
+        return f"{value:,.0f}"
+    return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.2e}"
+
+
+def shorten(path: Path) -> str:
+    """The path as one would type it here: relative where it lies below this folder."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

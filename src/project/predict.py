@@ -1,0 +1,48 @@
+"""Write a checkpoint's predictions: one row per sample, in the order of the data.
+
+python -m project.predict ckpt_path=outputs/digits_mlp/2026-01-01_12-00-00/checkpoints/best.ckpt format=csv
+"""
+
+from typing import Any
+
+from project.errors import UserError
+from project.launch.cli import command
+from project.launch.from_checkpoint import compose_from_checkpoint
+from project.launch.run import Outcome, Run
+
+
+def predict(config: dict[str, Any], run: Run) -> Outcome:
+    """What each rank does; ``config`` is the checkpoint's, with what was typed on top."""
+    import lightning as L
+
+    from project.launch.build import build
+    from project.launch.checkpoint import loading
+    from project.launch.predictions import PredictionWriter
+    from project.launch.rank import cluster_environment
+
+    L.seed_everything(config["seed"], workers=True, verbose=False)
+    datamodule = build(config, "data")
+    if hasattr(datamodule, "predict_split"):
+        datamodule.predict_split = config["split"]
+    elif type(datamodule).predict_dataloader is L.LightningDataModule.predict_dataloader:
+        raise UserError(f"{type(datamodule).__name__} has no predict_dataloader: add one that does not shuffle")
+    model = build(config, "model")
+    writer = PredictionWriter(run.folder / f"predictions.{config['format']}")
+    trainer: L.Trainer = build(
+        config, "trainer", default_root_dir=run.folder, logger=False, enable_checkpointing=False,
+        plugins=cluster_environment(), callbacks=[writer],
+    )  # fmt: skip
+
+    with loading(config["ckpt_path"]):
+        trainer.predict(
+            model, datamodule=datamodule, ckpt_path=config["ckpt_path"], return_predictions=False, weights_only=True
+        )
+
+    files = {"predictions": str(writer.path)}
+    return Outcome({"samples": float(writer.num_rows)}, files=files, world_size=trainer.world_size)
+
+
+main = command("predict", predict, prepare=compose_from_checkpoint)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Measure training on every rank and show it."""

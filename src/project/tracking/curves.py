@@ -1,0 +1,108 @@
+"""The curves of the training itself: loss, learning rate, gradient norm, and how many samples a second."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+from torchmetrics import MeanMetric
+
+
+class TrainingCurves(Callback):
+    """Logs ``train/loss``, ``train/lr`` and ``train/grad_norm`` every ``trainer.log_every_n_steps`` steps.
+
+    The loss is the mean over the samples of all ranks and all steps since the last point, gathered once per
+    point: between two points nothing is copied from the device and no rank waits for another.
+    """
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.train_s = 0.0
+        self._loss: MeanMetric | None = None
+        self._logged_at = 0
+        self._grad_norm: Tensor | None = None
+        self._running_since: float | None = None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples of all ranks per second of training, validation and checkpoints left out."""
+        return self.samples / self.train_s if self.samples else None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._loss = MeanMetric().to(pl_module.device)
+        self._logged_at = trainer.global_step
+
+    # The clock runs from the start of an epoch to its last batch, and stands still in validation.
+    def on_train_epoch_start(self, *_: Any) -> None:
+        self._start_clock()
+
+    def on_train_epoch_end(self, *_: Any) -> None:
+        self._stop_clock()
+
+    def on_validation_start(self, *_: Any) -> None:
+        self._stop_clock()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.training or (trainer.validating and not trainer.sanity_checking):
+            self._start_clock()
+
+    def _start_clock(self) -> None:
+        self._running_since = time.perf_counter()
+
+    def _stop_clock(self) -> None:
+        if self._running_since is not None:
+            self.train_s += time.perf_counter() - self._running_since
+            self._running_since = None
+
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        # Here gradients are complete, synchronised and unscaled, and not clipped yet.
+        if (trainer.global_step + 1) % _interval(trainer) == 0:
+            gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            self._grad_norm = get_total_norm(gradients) if gradients else None
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        length = batch_length(batch)
+        replicas = (getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
+        self.samples += length * replicas
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        assert self._loss is not None
+        if isinstance(loss, Tensor):
+            # Lightning hands the loss over divided by the number of batches that it accumulates.
+            self._loss.update(loss.detach() * trainer.accumulate_grad_batches, length)
+
+        step = trainer.global_step
+        if step % _interval(trainer) == 0 and step != self._logged_at:
+            self._logged_at = step
+            if self._loss.update_called:
+                # compute() gathers over the ranks, so the value is the same on all of them.
+                pl_module.log("train/loss", self._loss.compute(), prog_bar=True, sync_dist=False)
+                self._loss.reset()
+            if self._grad_norm is not None:
+                pl_module.log("train/grad_norm", self._grad_norm)
+            if trainer.optimizers:
+                pl_module.log("train/lr", trainer.optimizers[0].param_groups[0]["lr"])
+
+
+def _interval(trainer: L.Trainer) -> int:
+    interval: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by a connector of the Trainer
+    return interval
+
+
+def batch_length(batch: Any) -> int:
+    """Samples in a batch: the first dimension of the first tensor in it, 1 where there is none."""
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.ndim else 1
+    if isinstance(batch, dict):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        return next((batch_length(part) for part in batch if isinstance(part, Tensor | dict | list | tuple)), 1)
+    return 1

@@ -1,0 +1,40 @@
+"""Which hyperparameters a run shows: few, plain, and of a constant type from run to run."""
+
+from typing import Any
+
+Plain = bool | int | float | str
+
+
+def select_hparams(config: dict[str, Any], overrides: list[str]) -> dict[str, Plain]:
+    """The values that ``config["hparams"]`` names, and all that were overridden, as ``{dotted key: value}``.
+
+    A class stands as its last name, None as the word none, a list as its text.
+    """
+    keys = list(config["hparams"])
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0].replace("/", ".")
+        if not key.startswith(("paths.", "hydra.")):
+            keys.append(key)
+    selected: dict[str, Plain] = {}
+    for key in keys:
+        node: Any = config
+        for part in key.split("."):
+            node = node.get(part, _ABSENT) if isinstance(node, dict) else _ABSENT
+        if node is not _ABSENT:
+            selected |= _flatten(node, key)
+    return selected
+
+
+_ABSENT = object()
+
+
+def _flatten(node: Any, key: str) -> dict[str, Plain]:
+    if not isinstance(node, dict):
+        return {key: node if isinstance(node, bool | int | float | str) else "none" if node is None else str(node)}
+    flat: dict[str, Plain] = {}
+    for name, child in node.items():
+        if name == "_target_":
+            flat[key] = str(child).rpartition(".")[2]
+        elif not name.startswith("_"):
+            flat |= _flatten(child, f"{key}.{name}")
+    return flat

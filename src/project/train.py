@@ -1,0 +1,64 @@
+"""Train a model, test its best weights and say what came of it.
+
+python -m project.train trainer.devices=4
+"""
+
+from typing import Any
+
+from project.launch.cli import command
+from project.launch.run import Outcome, Run
+
+
+def train(config: dict[str, Any], run: Run) -> Outcome:
+    """What each rank does; ``config`` is the composed config as plain data."""
+    # Lightning takes seconds to import and is not needed to print a config, so it is imported here.
+    import lightning as L
+
+    from project.launch.build import build, build_all
+    from project.launch.checkpoint import ConfigInCheckpoint, best_checkpoint
+    from project.launch.monitor import MonitorCheck
+    from project.launch.rank import cluster_environment, seed_rank
+    from project.launch.run_folder import write_metrics
+    from project.tracking.hparams import select_hparams
+
+    # Every rank builds the same weights from the same seed, then goes on with random numbers of its own.
+    L.seed_everything(config["seed"], workers=True, verbose=False)
+    datamodule = build(config, "data")
+    model = build(config, "model")
+    seed_rank(config["seed"], run.rank)
+
+    loggers = build_all(config, "logger")
+    trainer: L.Trainer = build(
+        config,
+        "trainer",
+        default_root_dir=run.folder,
+        callbacks=[*build_all(config, "callbacks"), ConfigInCheckpoint(config), MonitorCheck(config)],
+        logger=loggers,
+        plugins=cluster_environment(),
+    )
+    for logger in loggers:
+        if hasattr(logger, "start_run"):
+            logger.start_run(config, run.environment, select_hparams(config, run.overrides))
+
+    trainer.fit(model, datamodule=datamodule)
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    best = best_checkpoint(trainer)
+
+    if config["test"]:
+        # Without a checkpoint (callbacks=none) the weights in memory are the ones to test.
+        trainer.test(model, datamodule=datamodule, ckpt_path=best.path if best else None, verbose=False)
+        metrics |= {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+    for logger in loggers:
+        if hasattr(logger, "finish_run"):
+            logger.finish_run()
+    outcome = Outcome.of(trainer, metrics, best, monitor=config["monitor"])
+    if trainer.is_global_zero:
+        write_metrics(run.folder, outcome)
+    return outcome
+
+
+main = command("train", train)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""What tests share: the commands run as a user runs them, a real SLURM, and no process left behind."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+
+import psutil
+import pytest
+
+SLURM_SCRIPT = Path(__file__).parent / "cluster" / "slurm.sh"
+
+# A run inside a test must not take the test process, or the job it runs in, for its own cluster.
+CLUSTER_VARIABLES = re.compile(
+    r"(RANK|WORLD_SIZE|MASTER_.*|LOCAL_.*|GROUP_.*|ROLE_.*|NODE_RANK|TORCHELASTIC_.*|SLURM_.*|PL_.*|HYDRA_FULL_ERROR)$"
+)
+
+# torch.compile in the test process would start a pool of compilers that lives as long as the session.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """``-m "not slurm"`` leaves out all tests that use the fixture, marked or not."""
+    for item in items:
+        if "slurm" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slurm)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        import torch  # only for tests that need it anyway
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a GPU")
+
+
+@pytest.fixture(autouse=True)
+def no_process_left_behind() -> Iterator[None]:
+    """Fail a test whose child processes outlive it by more than a moment."""
+    before = _children()
+    yield
+    left = _wait_for_end(lambda: _children() - before)
+    if left:
+        described = _describe(left)
+        _kill(left)
+        pytest.fail(f"left behind by this test: {described}", pytrace=False)
+
+
+@pytest.fixture
+def run_cli(tmp_path: Path) -> RunCli:
+    """``run_cli("train", "trainer.devices=2")``: a command of the project, as from a shell in ``tmp_path``.
+
+    ``timeout_s`` ends it with all its processes and fails the test; ``env`` adds variables; ``cwd`` replaces
+    ``tmp_path``. Standard input is empty. Also fails if a process of the command outlives it.
+    """
+
+    def run(
+        command: str,
+        *args: str,
+        timeout_s: float = 120,
+        env: dict[str, str] | None = None,
+        cwd: Path = tmp_path,
+    ) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", f"project.{command}", *args]
+        # SLURM_CONF says where the cluster is, not that this is a job of it.
+        inherited = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or not CLUSTER_VARIABLES.match(k)}
+        process = subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=inherited | (env or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            stdout, stderr = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            _kill(_family(process.pid))
+            stdout, stderr = process.communicate()
+            pytest.fail(f"no end after {timeout_s} s: {argv}\n{stdout}\n{stderr}", pytrace=False)
+        except BaseException:  # the test's own timeout, or Ctrl-C
+            _kill(_family(process.pid))
+            process.wait()
+            raise
+        left = _wait_for_end(lambda: _family(process.pid))
+        if left:
+            described = _describe(left)
+            _kill(left)
+            pytest.fail(f"outlived {argv}: {described}", pytrace=False)
+        return subprocess.CompletedProcess(argv, process.returncode, stdout, stderr)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[Path]:
+    """A running one-node SLURM that declares 8 CPUs: its configuration file, which ``SLURM_CONF`` names too.
+
+    A requeued job waits two minutes, unless told ``scontrol update JobId=... StartTime=now``.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("SLURM's daemons need root")
+    if not (shutil.which("slurmctld") and shutil.which("munged")):
+        pytest.skip("SLURM is not installed (Debian packages slurm-wlm and munge)")
+    subprocess.run([SLURM_SCRIPT, "stop"], check=True)  # of a session that was killed
+    # To files, not pipes: the daemons inherit them.
+    start = subprocess.run([SLURM_SCRIPT, "start", "8"], stdin=subprocess.DEVNULL, check=False)
+    try:
+        assert start.returncode == 0, "SLURM did not start; what slurm.sh said is above"
+        folder = Path(os.environ.get("SLURM_TEST_DIR", "/run/project-slurm"))
+        with pytest.MonkeyPatch.context() as patch:
+            for name in [name for name in os.environ if name.startswith("SLURM_")]:
+                patch.delenv(name)  # or srun would look for the job that the tests run in
+            patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+            yield folder / "slurm.conf"
+    finally:
+        subprocess.run([SLURM_SCRIPT, "stop"], check=True)
+
+
+def _children() -> set[psutil.Process]:
+    """All living descendants, but for the two helpers that multiprocessing keeps until Python ends."""
+    helpers = {
+        getattr(forkserver._forkserver, "_forkserver_pid", None),
+        getattr(resource_tracker._resource_tracker, "_pid", None),
+    }
+    return {p for p in psutil.Process().children(recursive=True) if p.pid not in helpers and _is_alive(p)}
+
+
+def _family(session_id: int) -> set[psutil.Process]:
+    """The living processes of a session, and the descendants of its leader that left it."""
+    family = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getsid(process.pid) == session_id:
+                family.add(process)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family.update(psutil.Process(session_id).children(recursive=True))
+    return {p for p in family if _is_alive(p)}
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _wait_for_end(living: Callable[[], set[psutil.Process]], grace_s: float = 5) -> set[psutil.Process]:
+    end = time.monotonic() + grace_s
+    while (left := living()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return left
+
+
+def _describe(processes: set[psutil.Process]) -> str:
+    lines = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            lines.append(f"{process.pid} ({process.status()}): {' '.join(process.cmdline())[:200]}")
+    return "; ".join(lines)
+
+
+def _kill(processes: set[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGKILL)
+    psutil.wait_procs(processes, timeout=5)

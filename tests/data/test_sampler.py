@@ -1,0 +1,79 @@
+"""What the samplers promise, by brute force over small sizes."""
+
+from itertools import chain
+
+import pytest
+import torch
+
+from project.data import EvaluationBatches, TrainBatches
+
+
+def global_batches(num_replicas: int, seed: int = 0, epoch: int = 0, shuffle: bool = True) -> list[list[int]]:
+    """Batches of 12 out of 40 samples, each put together from its ranks' shares."""
+    ranks = [TrainBatches(40, 12, rank, num_replicas, seed, shuffle, epoch) for rank in range(num_replicas)]
+    return [torch.cat(shares).tolist() for shares in zip(*ranks, strict=True)]
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3, 4, 6])
+def test_step_trains_on_the_same_samples_on_any_number_of_ranks(num_replicas: int) -> None:
+    batches = global_batches(num_replicas)
+    assert batches == global_batches(1)
+    assert [len(batch) for batch in batches] == [12, 12, 12]
+    assert len(set(chain.from_iterable(batches))) == 36
+
+
+def test_order_differs_by_seed_and_epoch_and_by_their_sum() -> None:
+    orders = [global_batches(1, seed, epoch) for seed in range(3) for epoch in range(3)]
+    assert all(orders.count(order) == 1 for order in orders)
+    assert global_batches(1, seed=0, epoch=2) == orders[2]
+
+
+def test_order_without_shuffling_is_that_of_the_dataset() -> None:
+    assert list(chain.from_iterable(global_batches(3, epoch=5, shuffle=False))) == list(range(36))
+
+
+def test_training_goes_on_at_the_first_batch_it_is_told() -> None:
+    sampler = TrainBatches(40, 12, rank=0, num_replicas=1, seed=0)
+    whole = [batch.tolist() for batch in sampler]
+    sampler.first_batch = 2
+    assert [batch.tolist() for batch in sampler] == whole[2:]
+    assert len(sampler) == 3
+
+
+@pytest.mark.parametrize(
+    ("length", "batch_size", "num_replicas", "advice"),
+    [
+        (100, 30, 4, "type data.batch_size=28 or data.batch_size=32"),
+        (100, 3, 4, "type data.batch_size=4$"),
+        (10, 12, 4, "type data.batch_size=8 or less"),
+        (3, 12, 4, "type trainer.devices=3 or fewer"),
+    ],
+)
+def test_impossible_batch_sizes_are_refused_with_the_nearest_possible(
+    length: int, batch_size: int, num_replicas: int, advice: str
+) -> None:
+    with pytest.raises(ValueError, match=advice):
+        TrainBatches(length, batch_size, 0, num_replicas, seed=0)
+
+
+@pytest.mark.parametrize("num_replicas", range(1, 7))
+def test_evaluation_reads_every_sample_once_in_equally_many_batches(num_replicas: int) -> None:
+    for length in range(num_replicas, 41):
+        for batch_size in (1, 2, 5, 8, 64):
+            samplers = [EvaluationBatches(length, batch_size, rank, num_replicas) for rank in range(num_replicas)]
+            ranks = [[batch.tolist() for batch in sampler] for sampler in samplers]
+            shards = [list(chain.from_iterable(batches)) for batches in ranks]
+
+            assert list(chain.from_iterable(shards)) == list(range(length))
+            assert [shard[0] for shard in shards] == [sampler.start for sampler in samplers]
+            assert len(shards[0]) - len(shards[-1]) in (0, 1)
+            assert len({len(batches) for batches in ranks}) == 1
+            assert [len(batches) for batches in ranks] == [len(sampler) for sampler in samplers]
+            sizes = [len(batch) for batches in ranks for batch in batches]
+            assert min(sizes) > 0
+            assert max(sizes) <= -(-batch_size // num_replicas) + (num_replicas > 1)
+
+
+def test_evaluation_refuses_more_ranks_than_samples() -> None:
+    with pytest.raises(ValueError, match=r"3 samples can't be spread over 4 ranks: type trainer.devices=3 or"):
+        EvaluationBatches(3, 8, 0, 4)

@@ -1,0 +1,146 @@
+"""Optimizers and schedules from plain config."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from project.models.optimization import configure, warmup_cosine
+
+ADAMW = {"_target_": "torch.optim.AdamW", "lr": 0.1, "betas": [0.8, 0.9]}
+
+
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu",
+    "max_epochs": 2,
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+class Line(L.LightningModule):
+    """Fits a line with the given schedule and notes the learning rate of each step."""
+
+    def __init__(self, scheduler: dict[str, Any] | None) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.scheduler = scheduler
+        self.rates: list[float] = []
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+        return self.layer(batch[:, None]).square().mean()  # type: ignore[no-any-return]
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("val/loss", 1.0)
+
+    def configure_optimizers(self) -> Any:
+        return configure(self, {"_target_": "torch.optim.SGD", "lr": 0.1}, self.scheduler)
+
+
+def rates(folder: Path, scheduler: dict[str, Any] | None, **arguments: Any) -> list[float]:
+    """Learning rates of 2 epochs of 5 steps."""
+    model = Line(scheduler)
+    trainer = L.Trainer(**QUIET | {"default_root_dir": folder} | arguments)
+    data: DataLoader[Tensor] = DataLoader(torch.randn(10), batch_size=2)  # type: ignore[arg-type]
+    trainer.fit(model, data, data)
+    return model.rates
+
+
+def test_optimizer_gets_the_trainable_parameters_themselves() -> None:
+    module = Line(None)
+    module.layer.bias.requires_grad = False
+    optimizer = configure(module, ADAMW)
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert [id(parameter) for parameter in optimizer.param_groups[0]["params"]] == [id(module.layer.weight)]
+    assert tuple(optimizer.defaults["betas"]) == (0.8, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [("step", [0.1 * (1 - step / 10) for step in range(10)]), ("epoch", [0.1] * 5 + [0.05] * 5)],
+)
+def test_auto_is_the_length_of_the_run_in_units_of_the_interval(
+    tmp_path: Path, interval: str, expected: list[float]
+) -> None:
+    linear = {
+        "_target_": "torch.optim.lr_scheduler.LinearLR",
+        "start_factor": 1.0,
+        "end_factor": 0.0,
+        "total_iters": "auto",
+        "interval": interval,
+    }
+    assert rates(tmp_path, linear) == pytest.approx(expected)
+
+
+def test_auto_counts_optimizer_steps_not_batches(tmp_path: Path) -> None:
+    linear = {
+        "_target_": "torch.optim.lr_scheduler.LinearLR",
+        "start_factor": 1.0,
+        "end_factor": 0.0,
+        "total_iters": "auto",
+        "interval": "step",
+    }
+    # Each epoch's 5 batches make 3 steps; the rate is noted per batch.
+    observed = rates(tmp_path, linear, accumulate_grad_batches=2)
+    assert observed[-1] == pytest.approx(0.1 * (1 - 5 / 6))
+
+
+def test_one_cycle_ends_near_zero(tmp_path: Path) -> None:
+    cycle = {
+        "_target_": "torch.optim.lr_scheduler.OneCycleLR",
+        "max_lr": 0.1,
+        "total_steps": "auto",
+        "interval": "step",
+    }
+    observed = rates(tmp_path, cycle)
+    assert max(observed) == pytest.approx(0.1)
+    assert observed[-1] < 1e-5
+
+
+def test_plateau_follows_the_monitored_metric(tmp_path: Path) -> None:
+    plateau = {
+        "_target_": "torch.optim.lr_scheduler.ReduceLROnPlateau",
+        "factor": 0.5,
+        "patience": 0,
+        "monitor": "val/loss",
+    }
+    assert rates(tmp_path, plateau, max_epochs=3)[::5] == pytest.approx([0.1, 0.1, 0.05])
+
+
+def test_warm_up_rises_to_the_peak_and_the_cosine_falls_to_zero() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler = warmup_cosine(optimizer, warmup_steps=0.4, total_steps=10)
+    observed = []
+    for _ in range(11):
+        observed.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert observed[:5] == pytest.approx([0.02, 0.04, 0.06, 0.08, 0.1])
+    assert observed[7] == pytest.approx(0.05)
+    assert observed[10] == pytest.approx(0)
+    assert observed[4:] == sorted(observed[4:], reverse=True)
+
+
+@pytest.mark.parametrize("warmup_steps", [10, 1.0, -1])
+def test_warm_up_that_takes_the_whole_run_is_refused(warmup_steps: float) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    with pytest.raises(ValueError, match="must leave some of the 10 steps"):
+        warmup_cosine(optimizer, warmup_steps, total_steps=10)
+
+
+def test_auto_is_refused_for_a_run_without_an_end(tmp_path: Path) -> None:
+    cosine = {"_target_": "torch.optim.lr_scheduler.CosineAnnealingLR", "T_max": "auto"}
+    with pytest.raises(ValueError, match=r"scheduler.T_max=auto .* type trainer.max_epochs=20"):
+        rates(tmp_path, cosine, max_epochs=-1)
+
+
+def test_unknown_interval_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"scheduler.interval=batch is unknown"):
+        configure(Line(None), ADAMW, {"_target_": "torch.optim.lr_scheduler.LinearLR", "interval": "batch"})
