@@ -52,7 +52,7 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
     for logger in loggers:
         if hasattr(logger, "finish_run"):
             logger.finish_run()
-    outcome = Outcome.of(trainer, metrics, best, monitor=config["monitor"])
+    outcome = Outcome.of_training(trainer, metrics, best, config["monitor"], run)
     if trainer.is_global_zero:
         write_metrics(run.folder, outcome)
     return outcome

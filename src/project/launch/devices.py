@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from project.errors import UserError
@@ -21,6 +22,14 @@ def started_by() -> str | None:
     if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PROCID" in os.environ:
         return "slurm"
     return None
+
+
+def local_world_size() -> int:
+    """Ranks on this host, where torchrun or SLURM started them; 1 elsewhere."""
+    # SLURM writes one number per host, as in 4(x2),3.
+    text = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1")
+    digits = re.match(r"\d+", text)
+    return int(digits.group()) if digits else 1
 
 
 def parse(devices: Any) -> Devices:

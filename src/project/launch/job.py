@@ -6,9 +6,11 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -89,7 +91,7 @@ def _open_run(composed: DictConfig, overrides: list[str], kind: str, chosen: Pat
     config = _plain(composed, overrides, folder)
     environment = run_folder.describe_environment()
     run_folder.record(folder, config, overrides, environment)
-    return config, Run(folder, overrides, environment)
+    return config, Run(folder, overrides, environment, psutil.Process().create_time())
 
 
 def _run_here(function: str, config: dict[str, Any], run: Run) -> Outcome:
@@ -108,14 +110,14 @@ def _run_here(function: str, config: dict[str, Any], run: Run) -> Outcome:
 def _run_as_rank(function: str, composed: DictConfig, overrides: list[str], kind: str, launcher: str) -> float | None:
     """Run as one of the ranks that torchrun or SLURM started; rank 0 claims the folder and tells the others."""
     import torch.distributed as dist
+    from torch.distributed.elastic.multiprocessing.errors import record
 
     config = _plain(composed, overrides)
     environment = rank.cluster_environment()
-    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1")[:1])
     _check_world(config, environment.world_size(), launcher)
     if kind == "train":
         preflight.check_batch_size(config, environment.world_size())
-    rank.share_threads(config["launch"]["threads_per_rank"], local_world_size)
+    rank.share_threads(config["launch"]["threads_per_rank"], devices.local_world_size())
     with _environment_restored(), rank.process_group(config):
         me = environment.global_rank()
         told: list[Any] = [None]
@@ -129,11 +131,13 @@ def _run_as_rank(function: str, composed: DictConfig, overrides: list[str], kind
         if isinstance(told[0], UserError):
             raise told[0]
         config, run = told[0]
-        run = Run(run.folder, overrides, run.environment, me, environment.world_size())
-        with rank.rank_log(run.folder, me, own_console=me == 0):
+        run = replace(run, rank=me, world_size=environment.world_size())
+        with rank.rank_log(run.folder, me, own_console=me == 0, tell_errors=launcher == "slurm"):
             if me == 0:
                 announce(kind, config, run, run.world_size)
-            outcome = rank.load(function)(config, run)
+            # torchrun shows the first error that is recorded for it.
+            outcome = record(rank.load(function))(config, run)
+            assert outcome is not None
             if me == 0:
                 summarize(kind, config, run, outcome)
     return outcome.objective

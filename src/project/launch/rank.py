@@ -87,8 +87,8 @@ def share_threads(threads_per_rank: int | str, local_world_size: int) -> None:
 
     if threads_per_rank != "auto":
         torch.set_num_threads(int(threads_per_rank))
-    elif "OMP_NUM_THREADS" in os.environ:
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    elif given := os.environ.get("OMP_NUM_THREADS") or os.environ.get("SLURM_CPUS_PER_TASK"):
+        torch.set_num_threads(int(given))
     elif local_world_size > 1:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         torch.set_num_threads(max(1, cores // local_world_size))
@@ -173,18 +173,31 @@ def seed_rank(seed: int, rank: int) -> None:
 
 
 @contextmanager
-def rank_log(folder: Path, rank: int, own_console: bool) -> Iterator[None]:
-    """Keep the rank's output in ``<folder>/ranks/rank_N.log``; rank 0's goes to the console as well, as it is."""
+def rank_log(folder: Path, rank: int, own_console: bool, tell_errors: bool = False) -> Iterator[None]:
+    """Keep the rank's output in ``<folder>/ranks/rank_N.log``; rank 0's goes to the console as well, as it is.
+
+    With ``tell_errors`` the other ranks' errors reach the console too: where no launcher collects them.
+    """
     quiet_libraries()
     path = folder / "ranks" / f"rank_{rank}.log"
     path.parent.mkdir(exist_ok=True)
     if not own_console:
         # The process is this rank's alone: its file descriptors are turned over for good, so that what C++
         # libraries print arrives in the log too.
+        console = os.dup(2)
         with path.open("ab") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-        yield
+        try:
+            yield
+        except Exception:
+            traceback.print_exc()
+            if tell_errors:
+                os.write(console, f"rank {rank} failed:\n{traceback.format_exc()}".encode())
+            raise
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
         return
     stdout, stderr = sys.stdout, sys.stderr
     with path.open("a", buffering=1) as log:

@@ -19,6 +19,7 @@ class Run:
     folder: Path
     overrides: list[str]
     environment: dict[str, Any]
+    started_at: float  # seconds since 1970: when the process that the user started began
     rank: int = 0
     world_size: int = 1
 
@@ -37,14 +38,15 @@ class Outcome:
     world_size: int = 1
     epochs: int | None = None
     steps: int | None = None
+    first_step_s: float | None = None  # from the start of the command to the end of the first step
     train_s: float | None = None
     samples_per_s: float | None = None
 
     @classmethod
-    def of(
-        cls, trainer: L.Trainer, metrics: dict[str, float], best: BestCheckpoint | None, monitor: str | None
+    def of_training(
+        cls, trainer: L.Trainer, metrics: dict[str, float], best: BestCheckpoint | None, monitor: str | None, run: Run
     ) -> Outcome:
-        """The outcome of a finished training; the same on every rank."""
+        """The outcome of a finished training."""
         from project.tracking.curves import TrainingCurves
 
         curves = next((c for c in trainer.callbacks if isinstance(c, TrainingCurves)), None)  # type: ignore[attr-defined]
@@ -56,6 +58,7 @@ class Outcome:
             world_size=trainer.world_size,
             epochs=trainer.current_epoch,
             steps=trainer.global_step,
+            first_step_s=curves.first_step_at - run.started_at if curves and curves.first_step_at else None,
             train_s=curves.train_s if curves else None,
             samples_per_s=curves.samples_per_s if curves else None,
         )

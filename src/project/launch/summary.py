@@ -28,6 +28,8 @@ def summarize(kind: str, config: dict[str, Any], run: Run, outcome: Outcome) -> 
     table.add_section()
     if outcome.steps is not None:
         table.add_row("epochs, steps", f"{outcome.epochs}, {outcome.steps}")
+    if outcome.first_step_s is not None:
+        table.add_row("first step after", f"{outcome.first_step_s:.1f} s")
     if outcome.train_s is not None:
         table.add_row("training time", f"{outcome.train_s:.1f} s on {outcome.world_size} rank(s)")
     if outcome.samples_per_s is not None:

@@ -23,6 +23,7 @@ class TrainingCurves(Callback):
     def __init__(self) -> None:
         self.samples = 0
         self.train_s = 0.0
+        self.first_step_at: float | None = None  # seconds since 1970
         self._loss: MeanMetric | None = None
         self._logged_at = 0
         self._grad_norm: Tensor | None = None
@@ -70,6 +71,7 @@ class TrainingCurves(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self.first_step_at = self.first_step_at or time.time()
         length = batch_length(batch)
         replicas = (getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
         self.samples += length * replicas
