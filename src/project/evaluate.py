@@ -14,6 +14,7 @@ def evaluate(config: dict[str, Any], run: Run) -> Outcome:
     """What each rank does; ``config`` is the checkpoint's, with what was typed on top."""
     import lightning as L
 
+    from project.data.sharing import share
     from project.launch.build import build
     from project.launch.checkpoint import loading
     from project.launch.rank import cluster_environment
@@ -21,11 +22,13 @@ def evaluate(config: dict[str, Any], run: Run) -> Outcome:
 
     L.seed_everything(config["seed"], workers=True, verbose=False)
     datamodule = build(config, "data")
-    model = build(config, "model")
+    share(datamodule, config["seed"])
     trainer: L.Trainer = build(
         config, "trainer", default_root_dir=run.folder, logger=False, enable_checkpointing=False,
         plugins=cluster_environment(),
     )  # fmt: skip
+    with trainer.precision_plugin.module_init_context():
+        model = build(config, "model")
 
     run_split = trainer.validate if config["split"] == "val" else trainer.test
     with loading(config["ckpt_path"]):

@@ -15,6 +15,7 @@ def predict(config: dict[str, Any], run: Run) -> Outcome:
     """What each rank does; ``config`` is the checkpoint's, with what was typed on top."""
     import lightning as L
 
+    from project.data.sharing import share
     from project.launch.build import build
     from project.launch.checkpoint import loading
     from project.launch.predictions import PredictionWriter
@@ -26,12 +27,14 @@ def predict(config: dict[str, Any], run: Run) -> Outcome:
         datamodule.predict_split = config["split"]
     elif type(datamodule).predict_dataloader is L.LightningDataModule.predict_dataloader:
         raise UserError(f"{type(datamodule).__name__} has no predict_dataloader: add one that does not shuffle")
-    model = build(config, "model")
+    share(datamodule, config["seed"])
     writer = PredictionWriter(run.folder / f"predictions.{config['format']}")
     trainer: L.Trainer = build(
         config, "trainer", default_root_dir=run.folder, logger=False, enable_checkpointing=False,
         plugins=cluster_environment(), callbacks=[writer],
     )  # fmt: skip
+    with trainer.precision_plugin.module_init_context():
+        model = build(config, "model")
 
     with loading(config["ckpt_path"]):
         trainer.predict(

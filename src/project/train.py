@@ -14,28 +14,36 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
     # Lightning takes seconds to import and is not needed to print a config, so it is imported here.
     import lightning as L
 
+    from project.data.sharing import share
     from project.launch.build import build, build_all
     from project.launch.checkpoint import ConfigInCheckpoint, best_checkpoint
     from project.launch.monitor import MonitorCheck
-    from project.launch.rank import cluster_environment, seed_rank
+    from project.launch.rank import cluster_environment
     from project.launch.run_folder import write_metrics
+    from project.launch.seeding import RankSeeds
     from project.tracking.hparams import select_hparams
 
-    # Every rank builds the same weights from the same seed, then goes on with random numbers of its own.
+    # Every rank builds the same weights; RankSeeds gives each its own random numbers once training starts.
     L.seed_everything(config["seed"], workers=True, verbose=False)
     datamodule = build(config, "data")
-    model = build(config, "model")
-    seed_rank(config["seed"], run.rank)
+    share(datamodule, config["seed"])
 
     loggers = build_all(config, "logger")
     trainer: L.Trainer = build(
         config,
         "trainer",
         default_root_dir=run.folder,
-        callbacks=[*build_all(config, "callbacks"), ConfigInCheckpoint(config), MonitorCheck(config)],
+        callbacks=[
+            MonitorCheck(config["monitor"]),
+            RankSeeds(config["seed"]),
+            *build_all(config, "callbacks"),
+            ConfigInCheckpoint(config),
+        ],
         logger=loggers,
         plugins=cluster_environment(),
     )
+    with trainer.precision_plugin.module_init_context():  # 64-true weights are float64 from the start
+        model = build(config, "model")
     for logger in loggers:
         if hasattr(logger, "start_run"):
             logger.start_run(config, run.environment, select_hparams(config, run.overrides))

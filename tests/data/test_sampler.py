@@ -10,7 +10,9 @@ from project.data import EvaluationBatches, TrainBatches
 
 def global_batches(num_replicas: int, seed: int = 0, epoch: int = 0, shuffle: bool = True) -> list[list[int]]:
     """Batches of 12 out of 40 samples, each put together from its ranks' shares."""
-    ranks = [TrainBatches(40, 12, rank, num_replicas, seed, shuffle, epoch) for rank in range(num_replicas)]
+    ranks = [TrainBatches(40, 12, rank, num_replicas, seed, shuffle) for rank in range(num_replicas)]
+    for sampler in ranks:
+        sampler.set_epoch(epoch)
     return [torch.cat(shares).tolist() for shares in zip(*ranks, strict=True)]
 
 
@@ -30,6 +32,13 @@ def test_order_differs_by_seed_and_epoch_and_by_their_sum() -> None:
 
 def test_order_without_shuffling_is_that_of_the_dataset() -> None:
     assert list(chain.from_iterable(global_batches(3, epoch=5, shuffle=False))) == list(range(36))
+
+
+def test_batches_that_do_not_fill_a_step_are_dropped() -> None:
+    sampler = TrainBatches(40, 4, rank=0, num_replicas=2, seed=0, batches_per_step=3)
+    assert len(sampler) == len(list(sampler)) == 9
+    with pytest.raises(ValueError, match="fewer than 3 batches of data.batch_size=20: type data.batch_size=12 or less"):
+        TrainBatches(40, 20, rank=0, num_replicas=2, seed=0, batches_per_step=3)
 
 
 def test_training_goes_on_at_the_first_batch_it_is_told() -> None:
@@ -62,16 +71,21 @@ def test_evaluation_reads_every_sample_once_in_equally_many_batches(num_replicas
         for batch_size in (1, 2, 5, 8, 64):
             samplers = [EvaluationBatches(length, batch_size, rank, num_replicas) for rank in range(num_replicas)]
             ranks = [[batch.tolist() for batch in sampler] for sampler in samplers]
-            shards = [list(chain.from_iterable(batches)) for batches in ranks]
+            steps = [list(chain.from_iterable(shares)) for shares in zip(*ranks, strict=True)]
 
-            assert list(chain.from_iterable(shards)) == list(range(length))
-            assert [shard[0] for shard in shards] == [sampler.start for sampler in samplers]
-            assert len(shards[0]) - len(shards[-1]) in (0, 1)
-            assert len({len(batches) for batches in ranks}) == 1
+            assert list(chain.from_iterable(steps)) == list(range(length))
             assert [len(batches) for batches in ranks] == [len(sampler) for sampler in samplers]
             sizes = [len(batch) for batches in ranks for batch in batches]
             assert min(sizes) > 0
-            assert max(sizes) <= -(-batch_size // num_replicas) + (num_replicas > 1)
+            # Where a step would not reach every rank, there are fewer and larger ones.
+            assert max(sizes) <= max(-(-batch_size // num_replicas), 1) + (batch_size < 2 * num_replicas)
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3, 5])
+def test_evaluation_step_reads_the_same_samples_on_any_number_of_ranks(num_replicas: int) -> None:
+    samplers = [EvaluationBatches(53, 10, rank, num_replicas) for rank in range(num_replicas)]
+    steps = [torch.cat(shares).tolist() for shares in zip(*samplers, strict=True)]
+    assert steps == [batch.tolist() for batch in EvaluationBatches(53, 10, 0, 1)]
 
 
 def test_evaluation_refuses_more_ranks_than_samples() -> None:

@@ -4,6 +4,7 @@ from project.data.datamodule import DataModule, TensorDataset
 from project.data.digits import DigitsDataModule
 from project.data.sampler import EvaluationBatches, TrainBatches
 from project.data.synthetic import SyntheticImages
+from project.data.text import TextDataModule
 
 __all__ = [
     "DataModule",
@@ -11,5 +12,6 @@ __all__ = [
     "EvaluationBatches",
     "SyntheticImages",
     "TensorDataset",
+    "TextDataModule",
     "TrainBatches",
 ]

@@ -1,25 +1,15 @@
 """The data module to subclass: you say what the samples are, it shares them over ranks and workers."""
 
-import random
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import lightning as L
-import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from project.data.sampler import EvaluationBatches, TrainBatches
+from project.data.loaders import MapDataset, evaluation_loader, train_loader
 
 SPLITS = ("train", "val", "test")
-
-
-class MapDataset(Protocol):
-    """Samples by index. With `__getitems__` as well, a batch is fetched in one call."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
 
 
 class TensorDataset(Dataset[dict[str, Tensor]]):
@@ -97,15 +87,13 @@ class DataModule(L.LightningDataModule):
         self.predict_split = predict_split
 
     def train_dataloader(self) -> DataLoader[Any]:
-        dataset = self._dataset("train")
-        rank, num_replicas = self._place()
-        # A run that overfits some batches must meet the same ones in every epoch.
-        shuffle = self.shuffle and not getattr(self.trainer, "overfit_batches", 0)
-        sampler = TrainBatches(len(dataset), self.batch_size, rank, num_replicas, self.seed, shuffle)
-        return _TrainLoader(
-            _Batches(dataset, self.collate_fn),
-            sampler,
-            self._batches_done,
+        return train_loader(
+            self._dataset("train"),
+            self.collate_fn,
+            self.batch_size,
+            self.seed,
+            self.shuffle,
+            self.trainer,
             persistent_workers=self.num_workers > 0,
             **self._loader_arguments(),
         )
@@ -121,9 +109,7 @@ class DataModule(L.LightningDataModule):
 
     def _evaluation_loader(self, split: str) -> DataLoader[Any]:
         dataset = self._dataset(split)
-        sampler = EvaluationBatches(len(dataset), self.batch_size, *self._place())
-        batches = _Batches(dataset, self.collate_fn)
-        return DataLoader(batches, sampler=sampler, batch_size=None, **self._loader_arguments())
+        return evaluation_loader(dataset, self.collate_fn, self.batch_size, self.trainer, **self._loader_arguments())
 
     def _loader_arguments(self) -> dict[str, Any]:
         return {
@@ -136,66 +122,9 @@ class DataModule(L.LightningDataModule):
         dataset: MapDataset | None = getattr(self, f"{split}_set")
         if dataset is None:
             raise ValueError(f"{type(self).__name__}.setup must set self.{split}_set before its loader is used")
+        if isinstance(dataset, IterableDataset):
+            raise ValueError(
+                f"{type(self).__name__}.{split}_set is an iterable dataset, whose samples can't be shared over ranks: "
+                "give it __len__ and __getitem__"
+            )
         return dataset
-
-    def _place(self) -> tuple[int, int]:
-        """Rank and number of the ranks that share the data; ranks that split one model read the same data."""
-        if self.trainer is None:
-            return 0, 1
-        # Strategies for a single device have no such attribute.
-        place = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) or {}
-        return place.get("rank", 0), place.get("num_replicas", 1)
-
-    def _batches_done(self) -> int:
-        """Batches of the epoch that the trainer has behind it: above 0 when a run resumes inside an epoch."""
-        if self.trainer is None or not self.trainer.training:
-            return 0
-        return self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
-
-
-class _Batches(Dataset[Any]):
-    """A dataset whose items are batches, found by the indices of their samples."""
-
-    def __init__(self, samples: MapDataset, collate_fn: Callable[[list[Any]], Any]) -> None:
-        self.samples = samples
-        self.collate_fn = collate_fn
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, indices: Tensor) -> Any:
-        if hasattr(self.samples, "__getitems__"):
-            fetched = self.samples.__getitems__(indices)
-        else:
-            fetched = [self.samples[index] for index in indices.tolist()]
-        return self.collate_fn(fetched) if isinstance(fetched, list) else fetched
-
-
-class _TrainLoader(DataLoader[Any]):
-    """A loader that starts to fetch when it is asked for the first batch, not when its iterator is made.
-
-    Lightning makes the first iterator before it tells the sampler the epoch, and before a resumed run knows
-    its position. Workers would fetch the wrong batches ahead.
-    """
-
-    def __init__(
-        self, dataset: _Batches, sampler: TrainBatches, batches_done: Callable[[], int], **arguments: Any
-    ) -> None:
-        super().__init__(dataset, sampler=sampler, batch_size=None, generator=torch.Generator(), **arguments)
-        self.batches_done = batches_done
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        assert isinstance(self.sampler, TrainBatches)
-        self.sampler.first_batch = self.batches_done()
-        # Seeds the workers: augmentations must differ between ranks and epochs.
-        place = f"{self.sampler.seed}/{self.sampler.epoch}/{self.sampler.rank}"
-        self.generator.manual_seed(random.Random(place).getrandbits(63))
-        yield from super().__iter__()
-
-    # Lightning takes a loader with these two methods for resumable. Its own counter of batches, which
-    # `batches_done` reads, is all the state there is.
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        pass

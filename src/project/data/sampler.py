@@ -29,7 +29,9 @@ class TrainBatches(_RankBatches):
 
     The order depends on `seed` and `epoch` alone: step k trains on the same `global_batch_size` samples
     whatever the number of ranks. Samples that do not fill the last batch are dropped for the epoch, because
-    the ranks' gradients are averaged with equal weights and a short batch would weigh its samples more.
+    the ranks' gradients are averaged with equal weights and a short batch would weigh its samples more. So are
+    the last batches that do not fill a step of `batches_per_step` (gradient accumulation): Lightning divides
+    the loss by the full number, and would weigh them less.
 
     Yields:
         Indices: (global_batch_size / num_replicas,) int64.
@@ -46,7 +48,7 @@ class TrainBatches(_RankBatches):
         num_replicas: int,
         seed: int,
         shuffle: bool = True,
-        epoch: int = 0,
+        batches_per_step: int = 1,
     ) -> None:
         if global_batch_size % num_replicas:
             below = global_batch_size // num_replicas * num_replicas
@@ -55,19 +57,22 @@ class TrainBatches(_RankBatches):
                 f"data.batch_size={global_batch_size} is the global batch size and {num_replicas} ranks "
                 f"can't share it equally: type {' or '.join(f'data.batch_size={size}' for size in choices)}"
             )
-        if length < global_batch_size:
-            largest = length // num_replicas * num_replicas
+        if length < global_batch_size * batches_per_step:
+            largest = length // batches_per_step // num_replicas * num_replicas
             remedy = f"data.batch_size={largest} or less" if largest else f"trainer.devices={max(length, 1)} or fewer"
+            per_step = f"{batches_per_step} batches of " if batches_per_step > 1 else ""
             raise ValueError(
-                f"the train set holds {length} samples, fewer than data.batch_size={global_batch_size}: type {remedy}"
+                f"the train set holds {length} samples, fewer than {per_step}data.batch_size={global_batch_size}: "
+                f"type {remedy}"
             )
         super().__init__(length, rank, num_replicas, seed, shuffle)
         self.global_batch_size = global_batch_size
-        self.epoch = epoch
+        self.batches_per_step = batches_per_step
         self.first_batch = 0  # where the next iteration starts; above 0 if a run resumes inside an epoch
 
     def __len__(self) -> int:
-        return self.length // self.global_batch_size
+        steps = self.length // (self.global_batch_size * self.batches_per_step)
+        return steps * self.batches_per_step
 
     def __iter__(self) -> Iterator[Tensor]:  # type: ignore[override]
         order = self._order()
@@ -85,16 +90,16 @@ class TrainBatches(_RankBatches):
 
 
 class EvaluationBatches(_RankBatches):
-    """The rank's contiguous shard of a dataset in batches, so that every sample is read exactly once.
+    """The rank's shares of batches that together hold every sample of a dataset exactly once, in its order.
 
-    Shards differ by at most one sample, and the earlier ranks own the larger ones. Every rank yields the same
-    number of batches, none of them empty: forward passes may communicate (sharded weights, batch norm
-    buffers), and a rank with one batch more would wait for the others forever. A rank's batch holds at most
-    `global_batch_size / num_replicas` samples, rounded up, or one more where equal counts require it.
+    A step reads the same samples whatever the number of ranks, so that `trainer.limit_val_batches` means the same
+    everywhere. Every rank takes part in every step: forward passes may communicate (sharded weights, batch norm
+    buffers), and a rank with one batch more would wait for the others forever. Batches therefore differ by one
+    sample at most, instead of leaving the remainder to the last; where the set is so small that a step would not
+    reach every rank, there are fewer and larger batches.
 
     Attributes:
-        start: Index of the first sample of the rank's shard.
-        stop: Index after its last sample.
+        steps: Number of batches.
 
     Yields:
         Indices: (B,) int64, ascending.
@@ -108,7 +113,6 @@ class EvaluationBatches(_RankBatches):
             remedy = f"type trainer.devices={length} or fewer" if length else "give it samples"
             raise ValueError(f"{length} samples can't be spread over {num_replicas} ranks: {remedy}")
         super().__init__(length, rank, num_replicas)
-        self.start, self.stop = _near_equal_part(length, num_replicas, rank)
         self.steps = min(math.ceil(length / global_batch_size), length // num_replicas)
 
     def __len__(self) -> int:
@@ -116,8 +120,13 @@ class EvaluationBatches(_RankBatches):
 
     def __iter__(self) -> Iterator[Tensor]:  # type: ignore[override]
         for step in range(self.steps):
-            start, stop = _near_equal_part(self.stop - self.start, self.steps, step)
-            yield torch.arange(self.start + start, self.start + stop)
+            yield self.share(step)
+
+    def share(self, step: int) -> Tensor:
+        """Indices (B,) that the rank reads in a step."""
+        start, stop = _near_equal_part(self.length, self.steps, step)
+        first, last = _near_equal_part(stop - start, self.num_replicas, self.rank)
+        return torch.arange(start + first, start + last)
 
 
 def _near_equal_part(length: int, parts: int, index: int) -> tuple[int, int]:

@@ -38,6 +38,9 @@ def run(name: str, function: str, prepare: Prepare | None = None) -> int:
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)  # a console script has its own folder there, not the user's
+    # Idle OpenMP threads sleep instead of spinning. Where others use the cores too, a spinning thread keeps the one
+    # it waits for from running: on two cores with one busy, a step of the default experiment takes 3 ms, not 40.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     register_resolvers()
     config_name = name
     failed: list[Exception] = []
@@ -54,10 +57,13 @@ def run(name: str, function: str, prepare: Prepare | None = None) -> int:
 
             if not wants_traceback:
                 os.environ.pop(FULL_ERROR, None)
+            job = HydraConfig.get()
+            in_sweep = job.mode == RunMode.MULTIRUN
+            folder = Path(job.runtime.output_dir) if in_sweep else None
             try:
-                return run_job(function, composed, name)
+                return run_job(function, composed, list(job.overrides.task), name, folder).objective
             except Exception as error:
-                if HydraConfig.get().mode == RunMode.MULTIRUN:
+                if in_sweep:
                     raise  # Hydra notes the failed job and goes on with the next
                 failed.append(error)
                 return None

@@ -11,28 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from project.errors import UserError
-from project.launch import agent, devices, preflight, rank, run_folder
+from project.launch import agent, devices, preflight, rank, run_folder, strategy
 from project.launch.run import Outcome, Run
 from project.launch.summary import announce, summarize
+from project.strategies import is_single_process
 
 
-def run_job(function: str, composed: DictConfig, kind: str) -> float | None:
+def run_job(
+    function: str, composed: DictConfig, overrides: list[str], kind: str = "train", sweep_folder: Path | None = None
+) -> Outcome:
     """Check the config, claim a run folder, run ``function`` (``module:name``) on every rank, print what came of it.
 
-    ``kind`` is the command's name; the folders of all but ``train`` begin with it. Returns the run's objective, for
-    a sweep to optimize.
+    ``kind`` is the command's name; the folders of all but ``train`` begin with it. ``sweep_folder`` is the run
+    folder that a sweep chose.
 
     Raises:
         UserError: something in the config can't work; nothing was started and no folder was made.
     """
-    hydra = HydraConfig.get()
-    overrides = list(hydra.overrides.task)
-    in_sweep = hydra.mode == RunMode.MULTIRUN
+    in_sweep = sweep_folder is not None
     if composed.get("seed", 0) is None:
         composed.seed = random.SystemRandom().randrange(2**32)
 
@@ -41,26 +40,29 @@ def run_job(function: str, composed: DictConfig, kind: str) -> float | None:
     launcher = devices.started_by()
     if launcher:
         return _run_as_rank(function, composed, overrides, kind, launcher)
-    if config["trainer"]["num_nodes"] > 1:
+    trainer = config["trainer"]
+    one_process = is_single_process(trainer["strategy"])
+    if trainer["num_nodes"] > 1 and not one_process:
         raise UserError(
-            f"trainer.num_nodes={config['trainer']['num_nodes']}: several hosts are started by torchrun or SLURM: type "
+            f"trainer.num_nodes={trainer['num_nodes']}: several hosts are started by torchrun or SLURM: type "
             "torchrun --nnodes N --nproc-per-node M -m project.train ..., or trainer.num_nodes=1"
         )
-    if in_sweep or devices.parse(config["trainer"]["devices"]) != 1:
+    if in_sweep or not (one_process or trainer["devices"] == 1):
         agent.warm_up()  # imports on another core while this process goes on
-    num_ranks = devices.count(config["trainer"]["accelerator"], config["trainer"]["devices"])
+    num_devices = devices.count(trainer["accelerator"], trainer["devices"])
+    num_ranks = 1 if one_process else num_devices
     if kind == "train":  # evaluation shares any number of samples out
         preflight.check_batch_size(config, num_ranks)
 
-    config, run = _open_run(composed, overrides, kind, Path(hydra.runtime.output_dir) if in_sweep else None)
-    announce(kind, config, run, num_ranks)
+    config, run = _open_run(composed, overrides, kind, sweep_folder)
+    announce(kind, config, run, num_ranks, num_devices)
     # A job of a sweep gets a process of its own even when it is alone: nothing leaks from job to job.
     if num_ranks == 1 and not in_sweep:
         outcome = _run_here(function, config, run)
     else:
         outcome = agent.run_ranks(function, config, run, num_ranks)
     summarize(kind, config, run, outcome)
-    return outcome.objective
+    return outcome
 
 
 def _plain(composed: DictConfig, overrides: list[str], run_dir: Path | None = None) -> dict[str, Any]:
@@ -73,6 +75,7 @@ def _plain(composed: DictConfig, overrides: list[str], run_dir: Path | None = No
     if left_out and run_dir is not None:
         print(f"Left out, because the classes that were put in don't take them: {', '.join(left_out)}")
     trainer = config["trainer"]
+    trainer["strategy"] = strategy.resolve(trainer["strategy"])
     trainer["devices"] = devices.parse(trainer["devices"])
     if trainer["accelerator"] == "cpu" and not isinstance(trainer["devices"], int):
         trainer["devices"] = devices.count("cpu", trainer["devices"])  # Lightning counts CPU ranks, has no list of them
@@ -107,14 +110,20 @@ def _run_here(function: str, config: dict[str, Any], run: Run) -> Outcome:
             raise
 
 
-def _run_as_rank(function: str, composed: DictConfig, overrides: list[str], kind: str, launcher: str) -> float | None:
+def _run_as_rank(function: str, composed: DictConfig, overrides: list[str], kind: str, launcher: str) -> Outcome:
     """Run as one of the ranks that torchrun or SLURM started; rank 0 claims the folder and tells the others."""
     import torch.distributed as dist
     from torch.distributed.elastic.multiprocessing.errors import record
 
     config = _plain(composed, overrides)
     environment = rank.cluster_environment()
-    _check_world(config, environment.world_size(), launcher)
+    if not is_single_process(config["trainer"]["strategy"]):
+        _check_world(config, environment.world_size(), launcher)
+    elif environment.world_size() > 1:
+        raise UserError(
+            f"this strategy drives all devices from one process, and {launcher} started {environment.world_size()}: "
+            "type trainer/strategy=ddp, or start the command without it"
+        )
     if kind == "train":
         preflight.check_batch_size(config, environment.world_size())
     rank.share_threads(config["launch"]["threads_per_rank"], devices.local_world_size())
@@ -134,13 +143,13 @@ def _run_as_rank(function: str, composed: DictConfig, overrides: list[str], kind
         run = replace(run, rank=me, world_size=environment.world_size())
         with rank.rank_log(run.folder, me, own_console=me == 0, tell_errors=launcher == "slurm"):
             if me == 0:
-                announce(kind, config, run, run.world_size)
+                announce(kind, config, run, run.world_size, run.world_size)
             # torchrun shows the first error that is recorded for it.
             outcome = record(rank.load(function))(config, run)
             assert outcome is not None
             if me == 0:
                 summarize(kind, config, run, outcome)
-    return outcome.objective
+    return outcome
 
 
 def _check_world(config: dict[str, Any], world_size: int, launcher: str) -> None:

@@ -1,30 +1,54 @@
-"""Is the monitored metric one that the model logs? Known after one validation batch, before any training."""
-
-from typing import Any
+"""Is each monitored metric one that the model logs, and the same on every rank?"""
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Callback
 
 from project.errors import UserError, nearest
 
 
 class MonitorCheck(Callback):
-    """Compares what the config monitors with what the sanity check logged.
+    """Refuses a monitor that can't work: known after one validation batch, before any training.
 
-    Names that begin with ``train`` are logged later; Lightning itself refuses them at their first use.
+    A name that begins with ``train`` is logged later, and Lightning refuses it at its first use. Values are
+    compared over the ranks after every validation: best checkpoint, early stopping and learning rate would each
+    follow another rank, and the ranks' weights would drift apart.
     """
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        nodes = [config, config.get("scheduler") or {}, *(config.get("callbacks") or {}).values()]
-        monitors = (node.get("monitor") for node in nodes if isinstance(node, dict))
-        self.monitors = {name for name in monitors if name and not name.startswith("train")}
+    def __init__(self, monitor: str | None) -> None:
+        self.monitor = monitor
 
     def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         logged = sorted(trainer.callback_metrics)
-        for name in sorted(self.monitors.difference(logged)):
+        for name in self._monitors(trainer):
+            if name in logged or name.startswith("train"):
+                continue
             choices = ", ".join(logged) if logged else "nothing"
             advice = nearest(name, logged) or (logged[0] if logged else "null")
             raise UserError(
                 f"monitor={name} is not among what {type(pl_module).__name__} logs in validation ({choices}): "
                 f"type monitor={advice}"
             )
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        names = self._monitors(trainer)
+        if trainer.world_size == 1 or not names:
+            return
+        metrics = trainer.callback_metrics
+        # A metric that only some ranks log is a difference too: there it is None.
+        own = {name: float(metrics[name]) if name in metrics else None for name in names}
+        of_ranks: list[dict[str, float | None]] = [own] * trainer.world_size
+        torch.distributed.all_gather_object(of_ranks, own)
+        for name in names:
+            values = [str(of_rank[name]) for of_rank in of_ranks]  # as text, so that NaN equals NaN
+            if len(set(values)) > 1:
+                raise UserError(
+                    f"monitor={name} differs between the ranks ({', '.join(values[:4])}): log it with "
+                    f'self.log("{name}", ..., sync_dist=True), or as a torchmetrics metric'
+                )
+
+    def _monitors(self, trainer: L.Trainer) -> list[str]:
+        """Metrics that something decides by: config, callbacks and schedulers, in an order all ranks share."""
+        names = [self.monitor, *(getattr(callback, "monitor", None) for callback in trainer.callbacks)]  # type: ignore[attr-defined]
+        names += [schedule.monitor for schedule in trainer.lr_scheduler_configs if schedule.reduce_on_plateau]
+        return sorted({name for name in names if name})

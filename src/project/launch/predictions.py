@@ -13,6 +13,7 @@ import lightning as L
 from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
 
+from project.data import EvaluationBatches
 from project.errors import UserError
 from project.launch.preflight import extra_of
 
@@ -37,9 +38,6 @@ class PredictionWriter(BasePredictionWriter):
             _import_pyarrow()
 
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # Our evaluation sampler says where this rank's share of the data begins.
-        loader = trainer.predict_dataloaders
-        self._next_index = getattr(getattr(loader, "sampler", None), "start", 0)
         self._part = self._part_path(trainer.global_rank).open("w", newline="")
 
     def write_on_batch_end(
@@ -54,9 +52,12 @@ class PredictionWriter(BasePredictionWriter):
     ) -> None:
         columns = _columns(prediction, type(pl_module).__name__)
         length = len(next(iter(columns.values())))
-        # A loader of the user's own, sharded by Lightning, tells its indices instead.
-        indices = list(batch_indices) if batch_indices else list(range(self._next_index, self._next_index + length))
-        self._next_index += length
+        sampler = getattr(trainer.predict_dataloaders, "sampler", None)
+        if isinstance(sampler, EvaluationBatches):
+            indices = sampler.share(batch_idx).tolist()
+        else:  # a loader that only one rank reads, in the order of its data
+            indices = list(range(self._next_index, self._next_index + length))
+            self._next_index += length
         if self._rows is None:
             assert self._part is not None
             self._rows = csv.DictWriter(self._part, ["index", *columns])

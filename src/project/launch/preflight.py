@@ -83,8 +83,6 @@ def check(config: Config) -> None:
     trainer = config["trainer"]
     _one_of("trainer.accelerator", trainer["accelerator"], ACCELERATORS)
     _one_of("trainer.precision", str(trainer.get("precision", "32-true")), PRECISIONS)
-    if isinstance(trainer["strategy"], str):
-        _check_strategy(trainer["strategy"])
     no_end = trainer.get("max_epochs") == -1 and trainer.get("max_steps", -1) == -1
     if no_end and not trainer.get("max_time") and "test" in config:
         raise UserError(
@@ -164,19 +162,6 @@ def extra_of(package: str) -> str | None:
             extras = importlib.metadata.metadata(root).get_all("Provides-Extra") or []
             return next((e for e in extras if requirement.marker.evaluate({"extra": e})), None)
     return None
-
-
-# The strategies that work through this template; Lightning's registry, which takes seconds to import, knows more.
-STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false")
-
-
-def _check_strategy(name: str) -> None:
-    if name in STRATEGIES:
-        return
-    from lightning.pytorch.strategies import StrategyRegistry
-
-    known = sorted({*STRATEGIES, *StrategyRegistry.available_strategies()})
-    _one_of("trainer.strategy", name, tuple(known))
 
 
 def _one_of(key: str, value: Any, allowed: tuple[str, ...]) -> None:

@@ -6,7 +6,6 @@ import importlib
 import json
 import logging
 import os
-import random
 import re
 import sys
 import threading
@@ -121,6 +120,7 @@ def process_group(config: dict[str, Any]) -> Iterator[None]:
         rank=environment.global_rank(),
         world_size=environment.world_size(),
         timeout=timedelta(seconds=config["launch"]["timeout_s"]),
+        device_id=torch.device("cuda", torch.cuda.current_device()) if on_cuda else None,
     )
     try:
         yield
@@ -156,20 +156,10 @@ def quiet_libraries() -> None:
         r".*isinstance\(treespec, LeafSpec\)",  # Lightning's, against the newest torch
         r"Couldn't infer the batch indices",  # our samplers know them
         r"Be aware that when using `ckpt_path`, callbacks",  # evaluation wants the weights only
+        r".*functional\.all_gather is deprecated",  # Lightning's, against the newest torch
         r"Checkpoint directory .* exists and is not empty",  # best and last share theirs
     ):
         warnings.filterwarnings("ignore", message)
-
-
-def seed_rank(seed: int, rank: int) -> None:
-    """Give each rank random numbers of its own (dropout, augmentation), reproducible from seed and rank."""
-    import numpy as np
-    import torch
-
-    own = seed + 1_000_003 * rank  # a prime: neighbouring seeds and ranks don't meet
-    torch.manual_seed(own)
-    np.random.seed(own % 2**32)
-    random.seed(own)
 
 
 @contextmanager

@@ -13,9 +13,11 @@ from rich.table import Table
 from project.launch.run import Outcome, Run
 
 
-def announce(kind: str, config: dict[str, Any], run: Run, world_size: int) -> None:
+def announce(kind: str, config: dict[str, Any], run: Run, world_size: int, num_devices: int) -> None:
     """One line at the start: what runs, on how many ranks, and where its folder is."""
     ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
+    if world_size == 1 and num_devices > 1:
+        ranks += f" with {num_devices} devices"
     name = config.get("name", "unnamed")
     print(f"{kind} {name} on {ranks}, seed {config.get('seed')}, in {shorten(run.folder)}", flush=True)
 

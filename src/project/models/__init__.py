@@ -1,5 +1,6 @@
 """LightningModules, the nets they train and how they are optimized."""
 
 from project.models.image_classifier import ImageClassifier
+from project.models.language_model import LanguageModel
 
-__all__ = ["ImageClassifier"]
+__all__ = ["ImageClassifier", "LanguageModel"]

@@ -9,9 +9,10 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
 
+from project.models.metrics import SampleMean
 from project.models.optimization import configure
 
 Batch = dict[str, Tensor]
@@ -102,7 +103,7 @@ def _evaluation_metrics(num_classes: int) -> MetricCollection:
     # No validation of arguments and no search for NaN: both would wait for the device in every batch.
     return MetricCollection(
         {
-            "loss": MeanMetric(nan_strategy="disable"),
+            "loss": SampleMean(),
             "f1": MulticlassF1Score(num_classes, average="macro", validate_args=False),
             "accuracy": MulticlassAccuracy(num_classes, average="micro", validate_args=False),
         },

@@ -10,7 +10,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.nn.utils import get_total_norm
-from torchmetrics import MeanMetric
+
+from project.models.metrics import SampleMean
 
 
 class TrainingCurves(Callback):
@@ -24,7 +25,7 @@ class TrainingCurves(Callback):
         self.samples = 0
         self.train_s = 0.0
         self.first_step_at: float | None = None  # seconds since 1970
-        self._loss: MeanMetric | None = None
+        self._loss: SampleMean | None = None
         self._logged_at = 0
         self._grad_norm: Tensor | None = None
         self._running_since: float | None = None
@@ -35,7 +36,7 @@ class TrainingCurves(Callback):
         return self.samples / self.train_s if self.samples else None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._loss = MeanMetric().to(pl_module.device)
+        self._loss = SampleMean().to(pl_module.device)
         self._logged_at = trainer.global_step
 
     # The clock runs from the start of an epoch to its last batch, and stands still in validation.

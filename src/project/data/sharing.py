@@ -1,0 +1,91 @@
+"""Any LightningDataModule's loaders, shared over the ranks as this package's own data modules do it."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import lightning as L
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from project.data.datamodule import DataModule
+from project.data.loaders import MapDataset, evaluation_loader, place, train_loader
+
+
+def share(datamodule: L.LightningDataModule, seed: int) -> None:
+    """Make a data module's plain loaders equal under any number of ranks; ours are so already.
+
+    Their ``batch_size`` becomes the global one, the order of training depends on ``seed`` and the epoch alone, a
+    loader that does not shuffle is not shuffled, and evaluation reads every sample exactly once. (Lightning's own
+    sharing multiplies the batch by the ranks, shuffles every training loader, and pads in evaluation.)
+
+    A loader with a sampler of the user's own is left as it is on one rank, and where that sampler is a
+    ``DistributedSampler``.
+    """
+    if isinstance(datamodule, DataModule):
+        return
+    # A subclass made for this one object, with just the hooks that it has: Lightning looks for them on the class.
+    own = type(datamodule)
+    hooks = {name: _shared(name) for name in HOOKS if getattr(own, name) is not getattr(L.LightningDataModule, name)}
+    datamodule.__class__ = type(own.__name__, (_Shared, own), {"_seed": seed, **hooks})
+
+
+HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader")
+
+
+def _shared(hook: str) -> Callable[[L.LightningDataModule], Any]:
+    def dataloader(self: Any) -> Any:
+        loaders = getattr(super(type(self), self), hook)()
+        return apply_to_collection(loaders, DataLoader, self._train if hook == HOOKS[0] else self._evaluation)
+
+    return dataloader
+
+
+class _Shared(L.LightningDataModule):
+    _seed: int
+
+    def _train(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        if not self._can_share(loader):
+            return loader
+        assert loader.batch_size is not None
+        shuffle = isinstance(loader.sampler, RandomSampler)
+        arguments = _arguments(loader) | {"persistent_workers": loader.persistent_workers}
+        dataset = cast("MapDataset", loader.dataset)
+        return train_loader(
+            dataset, loader.collate_fn, loader.batch_size, self._seed, shuffle, self.trainer, **arguments
+        )
+
+    def _evaluation(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        if not self._can_share(loader):
+            return loader
+        assert loader.batch_size is not None
+        dataset = cast("MapDataset", loader.dataset)
+        return evaluation_loader(dataset, loader.collate_fn, loader.batch_size, self.trainer, **_arguments(loader))
+
+    def _can_share(self, loader: DataLoader[Any]) -> bool:
+        """Whether the loader is torch's plain one, whose samples can be shared by index.
+
+        Raises:
+            ValueError: It is not, and several ranks would each read all of its samples.
+        """
+        _, num_replicas = place(self.trainer)
+        iterable = isinstance(loader.dataset, IterableDataset)
+        plain = (
+            not iterable
+            and type(loader.sampler) in (RandomSampler, SequentialSampler)
+            and type(loader.batch_sampler) is BatchSampler
+            and getattr(loader.sampler, "replacement", False) is False
+        )
+        if plain or num_replicas == 1 or isinstance(loader.sampler, DistributedSampler):
+            return plain
+        what = "iterable dataset" if iterable else f"sampler {type(loader.sampler).__name__}"
+        remedy = "give it __len__ and __getitem__" if iterable else "derive the sampler from torch's DistributedSampler"
+        raise ValueError(
+            f"{type(self).__name__}: the {what} of a loader would give each of the {num_replicas} ranks all samples: "
+            f"{remedy}, or type trainer.devices=1"
+        )
+
+
+def _arguments(loader: DataLoader[Any]) -> dict[str, Any]:
+    names = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor")
+    return {name: getattr(loader, name) for name in names}

@@ -1,0 +1,99 @@
+"""Plain data modules are equal under any number of ranks."""
+
+from collections.abc import Iterator
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+from project.data.sharing import share
+
+
+class Plain(L.LightningDataModule):
+    def __init__(self, length: int = 22, shuffle: bool = True, **arguments: Any) -> None:
+        super().__init__()
+        self.loader_arguments = {"batch_size": 4, **arguments}
+        self.samples = list(range(length))
+        self.shuffle = shuffle
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.samples, shuffle=self.shuffle, **self.loader_arguments)  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> Any:
+        return [DataLoader(self.samples, **self.loader_arguments)]  # type: ignore[arg-type]
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(22))
+
+
+def shared(datamodule: L.LightningDataModule, rank: int = 0, num_replicas: int = 1, seed: int = 0) -> Any:
+    strategy = SimpleNamespace(distributed_sampler_kwargs={"rank": rank, "num_replicas": num_replicas})
+    trainer = SimpleNamespace(strategy=strategy, training=False, overfit_batches=0, accumulate_grad_batches=1)
+    datamodule.trainer = trainer  # type: ignore[assignment]
+    share(datamodule, seed)
+    return datamodule
+
+
+def train_batches(num_replicas: int, seed: int = 0, **arguments: Any) -> list[list[int]]:
+    ranks = [shared(Plain(**arguments), rank, num_replicas, seed).train_dataloader() for rank in range(num_replicas)]
+    return [torch.cat(shares).tolist() for shares in zip(*ranks, strict=True)]
+
+
+@pytest.mark.parametrize("num_replicas", [2, 4])
+def test_step_trains_on_the_same_global_batch_on_any_number_of_ranks(num_replicas: int) -> None:
+    assert train_batches(num_replicas) == train_batches(1)
+    assert train_batches(1) != train_batches(1, seed=1)
+    assert [len(batch) for batch in train_batches(1)] == [4] * 5
+
+
+def test_loader_that_does_not_shuffle_is_not_shuffled() -> None:
+    assert list(chain.from_iterable(train_batches(2, shuffle=False))) == list(range(20))
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3, 4])
+def test_evaluation_reads_every_sample_exactly_once(num_replicas: int) -> None:
+    read = []
+    for rank in range(num_replicas):
+        (loader,) = shared(Plain(), rank, num_replicas).val_dataloader()
+        read += torch.cat(list(loader)).tolist()
+    assert sorted(read) == list(range(22))
+
+
+def test_hooks_that_the_module_lacks_stay_absent() -> None:
+    datamodule = shared(Plain())
+    assert type(datamodule).test_dataloader is L.LightningDataModule.test_dataloader
+    assert isinstance(datamodule, Plain)
+    assert type(datamodule).__name__ == "Plain"
+
+
+def test_collate_function_and_workers_of_the_loader_are_kept() -> None:
+    loader = shared(Plain(collate_fn=sum, num_workers=1)).train_dataloader()
+    assert loader.num_workers == 1
+    assert loader.dataset[torch.tensor([1, 2, 3])] == 6
+
+
+def test_own_sampler_is_left_alone_on_one_rank_and_refused_on_two() -> None:
+    class Backwards(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(21, -1, -1))
+
+    datamodule = Plain(sampler=Backwards(), shuffle=False)
+    assert torch.cat(list(shared(datamodule).train_dataloader())).tolist() == list(range(21, -1, -1))
+    with pytest.raises(ValueError, match="Plain: the sampler Backwards .* each of the 2 ranks all samples"):
+        shared(Plain(sampler=Backwards(), shuffle=False), 0, 2).train_dataloader()
+
+
+def test_iterable_dataset_is_refused_on_two_ranks() -> None:
+    datamodule = Plain(shuffle=False)
+    datamodule.samples = Stream()  # type: ignore[assignment]
+    assert len(list(shared(datamodule).train_dataloader())) == 6
+    with pytest.raises(ValueError, match="iterable dataset .* each of the 2 ranks all samples"):
+        other = Plain(shuffle=False)
+        other.samples = Stream()  # type: ignore[assignment]
+        shared(other, 0, 2).train_dataloader()

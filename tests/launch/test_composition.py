@@ -1,0 +1,199 @@
+"""Every config composes, and what Hydra says of a mistake becomes a sentence."""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from project.launch.composition import config_folder, explain, slug
+
+Compose = Callable[..., DictConfig]
+
+OF_HYDRA = {"hydra", "sweep"}  # read while the command line is, not composed into the config
+COMPLETE = {"experiment", "debug"}  # a whole run per file
+
+
+def options() -> list[tuple[str, str]]:
+    """(group, option) of every config file that is chosen in train.yaml's defaults."""
+    folder = config_folder()
+    paths = sorted(path.relative_to(folder).with_suffix("") for path in folder.glob("*/**/*.yaml"))
+    return [(str(p.parent), p.name) for p in paths if p.parts[0] not in OF_HYDRA]
+
+
+def sentence_of(compose: Compose, *overrides: str, name: str = "train") -> str:
+    with pytest.raises(Exception) as info:  # noqa: PT011
+        OmegaConf.to_container(compose(*overrides, name=name), resolve=True, throw_on_missing=True)
+    assert isinstance(info.value, Exception)
+    text = explain(info.value, name)
+    assert text is not None
+    return text
+
+
+def test_there_are_options_to_compose() -> None:
+    assert {("data", "digits"), ("model/net", "mlp"), ("trainer/strategy", "ddp")} <= set(options())
+
+
+@pytest.fixture(scope="module")
+def compose_all(compose: Compose) -> Callable[[int], DictConfig]:
+    """A training config with the option at this place of every group: composing each alone would take its time."""
+
+    @functools.cache
+    def run(index: int) -> DictConfig:
+        chosen = {}
+        for group in sorted({group for group, _ in options()} - COMPLETE):
+            names = [name for g, name in options() if g == group]
+            chosen[group] = names[index % len(names)]
+        return compose(*(f"{group}={option}" for group, option in chosen.items()))
+
+    return run
+
+
+@pytest.mark.parametrize(("group", "option"), [pair for pair in options() if pair[0] not in COMPLETE])
+def test_every_option_of_every_group_composes_with_the_training_config(
+    compose_all: Callable[[int], DictConfig], group: str, option: str
+) -> None:
+    config = compose_all([name for g, name in options() if g == group].index(option))
+    if group == "trainer/strategy":  # lies in the trainer itself
+        chosen = OmegaConf.load(config_folder() / group / f"{option}.yaml")
+        assert config.trainer.strategy == chosen.strategy  # type: ignore[union-attr]
+    elif option == "none":
+        assert config[group] is None
+    else:
+        assert OmegaConf.select(config, group.replace("/", "."))
+
+
+@pytest.mark.parametrize(("group", "option"), [pair for pair in options() if pair[0] in COMPLETE])
+def test_every_experiment_is_complete(compose: Compose, group: str, option: str) -> None:
+    config = compose(f"{group}={option}")
+    plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    names = {"experiment": option, "debug": f"debug_{option}"}
+    if option == "none":
+        names = {"experiment": "unnamed", "debug": "digits_mlp"}
+    assert plain["name"] == names[group]
+
+
+@pytest.mark.parametrize(("command", "overrides"), [("evaluate", ["ckpt_path=x"]), ("predict", ["ckpt_path=x"])])
+def test_the_other_commands_compose_too(compose: Compose, command: str, overrides: list[str]) -> None:
+    config = compose(*overrides, name=command)
+    assert OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+
+
+@pytest.mark.parametrize("experiment", ["digits_mlp", "digits_cnn"])
+def test_a_debug_config_wins_over_the_experiment(compose: Compose, experiment: str) -> None:
+    config = compose(f"experiment={experiment}", "debug=overfit")
+    assert config.scheduler is None
+    assert config.trainer.overfit_batches == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "group", "chosen"),
+    [
+        ("data=synthetic", "data._target_", "project.data.SyntheticImages"),
+        ("optimizer=sgd", "optimizer._target_", "torch.optim.SGD"),
+        ("model/net=residual_cnn", "model.net._target_", "project.models.nets.ResidualCNN"),
+        ("trainer.max_epochs=2", "trainer.max_epochs", 2),
+        ("name=mine", "name", "mine"),
+    ],
+)
+def test_what_is_typed_wins_over_the_experiment(compose: Compose, override: str, group: str, chosen: Any) -> None:
+    config = compose("experiment=digits_mlp", override)
+    assert OmegaConf.select(config, group) == chosen
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("optimizer.lrr=1", "optimizer.lrr is not in the config: did you mean optimizer.lr?"),
+        ("lr=1", "lr is not in the config: did you mean optimizer.lr?"),
+        ("max_epoch=8", "max_epoch is not in the config: did you mean trainer.max_epochs?"),
+        ("optimiser=sgd", "optimiser is not in the config: did you mean optimizer?"),
+        ("modle/net=mlp", "modle/net is not in the config: did you mean model/net?"),
+        ("zzz=1", "zzz is not in the config. To add a new key type +zzz=VALUE"),
+    ],
+)
+def test_an_unknown_key_or_group_comes_with_the_nearest(compose: Compose, override: str, text: str) -> None:
+    assert text in sentence_of(compose, override)
+
+
+@pytest.mark.parametrize(
+    ("override", "nearest"), [("~trainer.max_epoch", "trainer.max_epochs"), ("~schedulr", "scheduler")]
+)
+def test_an_unknown_key_to_delete_comes_with_the_nearest(compose: Compose, override: str, nearest: str) -> None:
+    text = sentence_of(compose, override)
+    assert f"{override[1:]} is not in the config: did you mean {nearest}?" in text
+    assert "To add" not in text
+
+
+@pytest.mark.parametrize(
+    ("override", "advice"),
+    [
+        ("optimizer=sdg", "type optimizer=sgd"),
+        ("model/net=mpl", "type model/net=mlp"),
+        ("trainer/strategy=dpd", "type trainer/strategy=d"),
+        ("experiment=digits", "type experiment=digits_"),
+        ("data=imagenet", "type data= with one of these"),
+    ],
+)
+def test_an_unknown_choice_comes_with_all_choices_and_the_nearest(
+    compose: Compose, override: str, advice: str
+) -> None:
+    group = override.partition("=")[0]
+    choices = sorted(option for g, option in options() if g == group)
+    text = sentence_of(compose, override)
+    assert text.startswith(f"{override} can't be chosen, the choices are {', '.join(choices)}: {advice}")
+
+
+def test_a_group_that_the_command_does_not_use_can_be_added(compose: Compose) -> None:
+    text = sentence_of(compose, "ckpt_path=x", "optimizer=sgd", name="evaluate")
+    assert text == "optimizer is a config group that evaluate does not use: type +optimizer=CHOICE to add it"
+
+
+@pytest.mark.parametrize("override", ["a b", "x=[1", "trainer.strategy=["])
+def test_an_override_that_cant_be_read_is_shown_with_the_way_to_quote(compose: Compose, override: str) -> None:
+    text = sentence_of(compose, override)
+    assert text.startswith(f"the override {override} can't be read: type key=value, or quote it")
+    assert "\n" not in text
+
+
+def test_a_missing_value_is_named_with_what_to_type(compose: Compose) -> None:
+    assert sentence_of(compose, name="evaluate") == "ckpt_path has no value: type ckpt_path=VALUE"
+    text = sentence_of(compose, "data.batch_size=???")
+    assert text == "data.batch_size has no value: type data.batch_size=VALUE"
+
+
+def test_an_interpolation_of_nothing_names_the_key(compose: Compose) -> None:
+    text = sentence_of(compose, "+x=${nothing}")
+    assert "'nothing' not found" in text
+    assert "full_key: x" in text
+
+
+def test_a_value_that_is_there_already_is_not_called_unknown(compose: Compose) -> None:
+    text = sentence_of(compose, "+optimizer.lr=1")
+    assert "already at 'optimizer.lr'" in text
+    assert "not in the config" not in text
+
+
+@pytest.mark.parametrize("error", [RuntimeError("x"), ValueError("x"), KeyError("x")])
+def test_an_error_that_is_not_of_the_config_is_not_explained(error: Exception) -> None:
+    assert explain(error, "train") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("optimizer.lr=0.1,seed=1", "optimizer.lr=0.1,seed=1"),
+        ("model/net=mlp", "model-net=mlp"),
+        ("a=[1, 2]", "a=-1,-2"),
+        ("a='x y'", "a=-x-y"),
+        ("../../etc", "..-..-etc"),
+        ("/", ""),
+        ("ä=ß", "ä=ß"),
+        ("x" * 500, "x" * 120),
+    ],
+)
+def test_a_slug_is_fit_for_a_folders_name(text: str, expected: str) -> None:
+    assert slug(text) == expected
+    assert "/" not in slug(text)

@@ -1,0 +1,89 @@
+"""A monitor that can't work is refused before any training."""
+
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from project.errors import UserError
+from project.launch.monitor import MonitorCheck
+
+
+class Model(L.LightningModule):
+    """Logs the given names in validation, and train/loss in training."""
+
+    def __init__(self, logs: tuple[str, ...] = ("val/loss", "val/accuracy"), scheduler_monitor: str | None = None):
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.logs = logs
+        self.scheduler_monitor = scheduler_monitor
+        self.steps = 0
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.steps += 1
+        loss: Tensor = self.layer(batch).square().mean()
+        self.log("train/loss", loss)
+        return loss
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        for name in self.logs:
+            self.log(name, 0.5)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        if self.scheduler_monitor is None:
+            return optimizer
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": self.scheduler_monitor}}
+
+
+def fit(model: Model, monitor: str | None, *callbacks: L.Callback) -> None:
+    data: DataLoader[Tensor] = DataLoader(torch.randn(4, 1), batch_size=2)  # type: ignore[arg-type]
+    L.Trainer(
+        accelerator="cpu", max_epochs=1, num_sanity_val_steps=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[MonitorCheck(monitor), *callbacks],
+    ).fit(model, data, data)  # fmt: skip
+
+
+@pytest.mark.parametrize("monitor", ["val/accuracy", "val/loss", None, "train/loss", "train_loss"])
+def test_a_monitor_that_is_logged_or_will_be_in_training_is_let_through(monitor: str | None) -> None:
+    model = Model()
+    fit(model, monitor)
+    assert model.steps == 2
+
+
+@pytest.mark.parametrize(
+    ("monitor", "logs", "end"),
+    [
+        ("val/acuracy", ("val/loss", "val/accuracy"), "(val/accuracy, val/loss): type monitor=val/accuracy"),
+        ("zzz", ("val/loss", "val/accuracy"), "(val/accuracy, val/loss): type monitor=val/accuracy"),
+        ("val/loss", (), "(nothing): type monitor=null"),
+    ],
+    ids=["nearest", "nothing_near", "nothing_logged"],
+)
+def test_a_monitor_that_is_not_logged_is_refused_with_the_nearest_before_any_step(
+    monitor: str, logs: tuple[str, ...], end: str
+) -> None:
+    model = Model(logs)
+    with pytest.raises(UserError) as info:
+        fit(model, monitor)
+    assert str(info.value) == f"monitor={monitor} is not among what Model logs in validation {end}"
+    assert model.steps == 0
+
+
+def test_what_a_callback_monitors_is_checked_too() -> None:
+    model = Model()
+    with pytest.raises(UserError, match="monitor=val/lss is not among .*: type monitor=val/loss"):
+        fit(model, None, EarlyStopping("val/lss"))
+    assert model.steps == 0
+
+
+def test_what_a_schedule_monitors_is_checked_too() -> None:
+    model = Model(scheduler_monitor="val/lss")
+    with pytest.raises(UserError, match="monitor=val/lss is not among .*: type monitor=val/loss"):
+        fit(model, None)
+    assert model.steps == 0

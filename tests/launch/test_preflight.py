@@ -1,0 +1,261 @@
+"""What is refused before anything starts."""
+
+import importlib.util
+import re
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from project.errors import UserError
+from project.launch import preflight
+
+Compose = Callable[..., DictConfig]
+
+# key: values that can be, values that can't
+VALUES: dict[str, tuple[list[str], list[str]]] = {
+    "seed": (["0", "4294967295", "null"], ["-1", "4294967296", "1.5", "true", "x"]),
+    "mode": (["min", "max"], ["mean", "null"]),
+    "monitor": (["val/loss", "null"], ["3", "[a]"]),
+    "test": (["true", "false"], ["1", "null", "x"]),
+    "format": (["csv", "parquet"], ["json", "null"]),
+    "data.batch_size": (["1", "64"], ["0", "-1", "64.0", "true", "null", "x"]),
+    "data.num_workers": (["0", "4"], ["-1", "1.5", "null"]),
+    "optimizer.lr": (["0", "0.1", "1e-3"], ["-0.1", "nan", "x", "null"]),
+    "launch.threads_per_rank": (["auto", "1"], ["0", "x", "null", "1.5"]),
+    "launch.timeout_s": (["60", "0.5"], ["0", "-1", "x", "null"]),
+    "trainer.num_nodes": (["1", "2"], ["0", "x", "null"]),
+    "trainer.max_epochs": (["1", "-1", "null"], ["0", "-2", "1.5"]),
+    "trainer.max_steps": (["1", "-1"], ["0", "-2", "null", "1.5"]),
+    "trainer.accumulate_grad_batches": (["1", "8"], ["0", "1.5", "null"]),
+    "trainer.gradient_clip_val": (["null", "0", "0.5"], ["-1", "x"]),
+    "trainer.gradient_clip_algorithm": (["norm", "value"], ["l2", "null"]),
+    "trainer.check_val_every_n_epoch": (["1", "null"], ["0", "1.5"]),
+    "trainer.val_check_interval": (["null", "0.5", "10", "1.0"], ["0", "1.5", "-1", "true"]),
+    "trainer.limit_train_batches": (["null", "0", "0.5", "10", "1.0"], ["1.5", "-1", "true", "x"]),
+    "trainer.limit_val_batches": (["null", "0", "0.5", "10"], ["1.5", "-1", "true"]),
+    "trainer.limit_test_batches": (["null", "0", "0.5", "10"], ["1.5", "-1", "true"]),
+    "trainer.limit_predict_batches": (["null", "0", "0.5", "10"], ["1.5", "-1", "true"]),
+    "trainer.num_sanity_val_steps": (["0", "1", "-1"], ["-2", "1.5", "null"]),
+    "trainer.log_every_n_steps": (["1", "50"], ["0", "1.5", "null"]),
+}
+GOOD = [(key, value) for key, (good, _) in VALUES.items() for value in good]
+BAD = [(key, value) for key, (_, bad) in VALUES.items() for value in bad]
+
+
+@pytest.fixture(scope="module")
+def base(compose: Compose) -> dict[str, Any]:
+    """The config of a training run; ``format`` and ``split`` are predict's."""
+    return plain(compose("+format=csv", "+split=test"))
+
+
+@pytest.fixture(scope="module")
+def typed(compose: Compose) -> Callable[[str], Any]:
+    """What Hydra reads a value as: all are composed at once, since each composition takes its time."""
+    values = {value for good, bad in VALUES.values() for value in good + bad}
+    names = {value: f"v{number}" for number, value in enumerate(sorted(values))}
+    composed = plain(compose(*(f"+{name}={value}" for value, name in names.items())))
+    return lambda value: composed[names[value]]
+
+
+@pytest.fixture
+def config(base: dict[str, Any]) -> dict[str, Any]:
+    return deepcopy(base)
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+
+
+def put(config: dict[str, Any], key: str, value: Any) -> None:
+    *parents, last = key.split(".")
+    for parent in parents:
+        config = config[parent]
+    assert last in config
+    config[last] = value
+
+
+def test_every_rule_is_tested() -> None:
+    assert set(VALUES) == {key for key, _, _ in preflight.RULES}
+
+
+def test_the_config_as_it_is_passes(config: dict[str, Any]) -> None:
+    preflight.check(config)
+    preflight.check_batch_size(config, 4)
+
+
+@pytest.mark.parametrize(("key", "value"), GOOD)
+def test_values_that_can_be_pass(config: dict[str, Any], typed: Callable[[str], Any], key: str, value: str) -> None:
+    if (key, value) == ("trainer.max_epochs", "-1"):
+        config["trainer"]["max_steps"] = 10  # something must end the run
+    put(config, key, typed(value))
+    preflight.check(config)
+
+
+@pytest.mark.parametrize(("key", "value"), BAD)
+def test_values_that_cant_be_are_refused_with_what_is_allowed(
+    config: dict[str, Any], typed: Callable[[str], Any], key: str, value: str
+) -> None:
+    put(config, key, typed(value))
+    allowed = next(text for rule, _, text in preflight.RULES if rule == key)
+    message = f"{key}={typed(value)} can't be: type {key}= with {allowed}"
+    with pytest.raises(UserError, match=re.escape(message)):
+        preflight.check(config)
+
+
+@pytest.mark.parametrize("key", ["optimizer.lr", "trainer.gradient_clip_val"])
+def test_false_is_no_number(config: dict[str, Any], key: str) -> None:
+    put(config, key, False)
+    with pytest.raises(UserError, match=f"{key}=False can't be"):
+        preflight.check(config)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "advice"),
+    [
+        ("trainer.accelerator", "cude", "type trainer.accelerator=cuda"),
+        ("trainer.precision", "bf16-mix", "type trainer.precision=bf16-mixed"),
+        ("trainer.precision", 8, "type one of 32-true"),
+        ("trainer.strategy", "dpd", "type trainer.strategy=ddp"),
+        ("trainer.strategy", "ddp_find_unused_parameter_true", "type trainer.strategy=ddp_find_unused_parameters_true"),
+        ("trainer.strategy", "magic", "type one of auto"),
+        ("split", "tst", "type split=test"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(
+    config: dict[str, Any], key: str, value: Any, advice: str
+) -> None:
+    put(config, key, value)
+    with pytest.raises(UserError, match=re.escape(f"{key}={value} is not known")) as info:
+        preflight.check(config)
+    assert advice in str(info.value)
+
+
+@pytest.mark.parametrize("precision", [32, "32", "16-mixed"])
+def test_precision_may_be_typed_as_a_number(config: dict[str, Any], precision: Any) -> None:
+    put(config, "trainer.precision", precision)
+    preflight.check(config)
+
+
+@pytest.mark.parametrize("format_", [True, False])
+def test_the_train_split_is_there_for_predictions_only(config: dict[str, Any], format_: bool) -> None:
+    put(config, "split", "train")
+    if format_:
+        preflight.check(config)
+    else:
+        del config["format"]
+        with pytest.raises(UserError, match=r"split=train is not known \(val, test\)"):
+            preflight.check(config)
+
+
+@pytest.mark.parametrize(("key", "value"), [("max_steps", 10), ("max_time", "00:00:10:00")])
+def test_a_training_without_end_is_refused(config: dict[str, Any], key: str, value: Any) -> None:
+    config["trainer"]["max_epochs"] = -1
+    with pytest.raises(UserError, match=r"never ends: type trainer\.max_steps=N or trainer\.max_time"):
+        preflight.check(config)
+    config["trainer"][key] = value
+    preflight.check(config)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "ranks", "advice"),
+    [
+        (64, 3, "type data.batch_size=63 or data.batch_size=66"),
+        (2, 4, "type data.batch_size=4"),
+        (7, 2, "type data.batch_size=6 or data.batch_size=8"),
+    ],
+)
+def test_a_batch_that_ranks_cant_share_is_refused_with_the_nearest_sizes(
+    config: dict[str, Any], batch_size: int, ranks: int, advice: str
+) -> None:
+    config["data"]["batch_size"] = batch_size
+    with pytest.raises(UserError) as info:
+        preflight.check_batch_size(config, ranks)
+    assert str(info.value).endswith(advice)
+
+
+def test_a_data_module_of_the_users_own_has_its_own_rules_for_batches(config: dict[str, Any]) -> None:
+    config["data"] |= {"_target_": "mine.Data", "batch_size": 7}
+    preflight.check_batch_size(config, 2)
+
+
+@pytest.mark.parametrize(("package", "extra"), [("pyarrow", "parquet"), ("optuna", "sweep"), ("torchvision", "vision")])
+def test_a_package_that_is_missing_is_named_with_its_extra(
+    config: dict[str, Any], package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find_spec(name))
+    config["callbacks"]["mine"] = {"_target_": f"{package}.callbacks.Mine"}
+    with pytest.raises(UserError) as info:
+        preflight.check(config)
+    assert str(info.value) == (
+        f"callbacks.mine._target_={package}.callbacks.Mine needs the package {package}, which is not installed: "
+        f'type pip install "project[{extra}]"'
+    )
+
+
+def test_a_package_that_no_extra_brings_is_named_all_the_same(config: dict[str, Any]) -> None:
+    config["model"]["net"]["_target_"] = "no_such_package.Net"
+    with pytest.raises(UserError, match=r"model\.net\._target_=.*needs the package no_such_package.*or mend the name"):
+        preflight.check(config)
+
+
+def test_every_strategy_that_is_let_through_is_known_to_lightning() -> None:
+    from lightning.pytorch.strategies import StrategyRegistry
+
+    assert set(preflight.STRATEGIES) - {"auto"} <= set(StrategyRegistry.available_strategies())
+
+
+def test_every_strategy_config_is_let_through_without_a_look_at_the_registry(compose: Compose) -> None:
+    from project.launch.composition import config_folder
+
+    for path in sorted((config_folder() / "trainer" / "strategy").glob("*.yaml")):
+        strategy = OmegaConf.load(path).strategy  # type: ignore[union-attr]
+        assert not isinstance(strategy, str) or strategy in preflight.STRATEGIES
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module with classes of the user's own."""
+    (tmp_path / "mine_for_preflight.py").write_text(
+        "class Strict:\n"
+        "    def __init__(self, optimizer, width=1): ...\n"
+        "class Open:\n"
+        "    def __init__(self, **anything): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("mine")
+@pytest.mark.parametrize(
+    ("overrides", "left_out"),
+    [
+        (
+            ["model._target_=mine_for_preflight.Strict"],
+            ["model.net", "model.num_classes", "model.scheduler", "model.compile"],
+        ),
+        (
+            ["model._target_=mine_for_preflight.Strict", "model.net.width=8", "+model.widht=3", "model.compile=true"],
+            ["model.num_classes", "model.scheduler"],
+        ),
+        (
+            ["model._target_=mine_for_preflight.Strict", "model/net=residual_cnn"],
+            ["model.num_classes", "model.scheduler", "model.compile"],
+        ),
+        (["model._target_=mine_for_preflight.Open"], []),
+        (["model.net.width=8"], []),
+    ],
+    ids=["not_taken", "typed_stay", "typed_group_stays", "takes_any", "class_not_typed"],
+)
+def test_what_a_class_that_was_put_in_does_not_take_is_left_out(
+    compose: Compose, overrides: list[str], left_out: list[str]
+) -> None:
+    config = plain(compose(*overrides))
+    before = deepcopy(config)
+    assert sorted(preflight.fit_to_targets(config, overrides)) == sorted(left_out)
+    kept = {name for name in before["model"] if f"model.{name}" not in left_out}
+    assert config["model"] == {name: before["model"][name] for name in kept}
+    assert config["data"] == before["data"]

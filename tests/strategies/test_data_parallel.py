@@ -1,0 +1,842 @@
+"""The strategy dp: the same experiment as on one device, and a sentence where that can't be."""
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import io
+import sys
+import traceback
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.pytorch.strategies import StrategyRegistry
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, DistributedSampler
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+
+from project.errors import UserError
+from project.launch.composition import config_folder, register_resolvers
+from project.models.nets import MLP
+from project.strategies import is_single_process
+from project.strategies.data_parallel import (
+    DataParallelStrategy,
+    ParallelForward,
+    batch_length,
+    chunks,
+    gather,
+    register,
+    share,
+)
+
+CPU = torch.device("cpu")
+CLASSES = 3
+CLASS_WEIGHTS = torch.tensor([1.0, 7.0, 0.2], dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def mlp(dropout: float = 0.0) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.LayerNorm(16), nn.GELU(), nn.Dropout(dropout), nn.Linear(16, 16), nn.Linear(16, CLASSES)
+    )
+
+
+def batches(sizes: list[int], seed: int = 0, dtype: torch.dtype = torch.float64) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        {
+            "x": torch.randn(size, 6, generator=generator, dtype=dtype),
+            "label": torch.randint(CLASSES, (size,), generator=generator),
+        }
+        for size in sizes
+    ]
+
+
+def loader(sizes: list[int], seed: int = 0, dtype: torch.dtype = torch.float64) -> DataLoader[Any]:
+    return DataLoader(batches(sizes, seed, dtype), batch_size=None)  # type: ignore[arg-type]
+
+
+UNEVEN = [7, 16, 5, 1, 33, 12, 3, 17, 16, 2, 9, 31, 4, 15, 6, 20, 11, 13, 8, 19]  # 20 steps
+VALIDATION = [16, 16, 16, 13]  # 61 samples, which nothing divides
+
+
+class Classifier(L.LightningModule):
+    """A net, a loss weighted by class and metrics in float64."""
+
+    def __init__(self, net: nn.Module | None = None, optimizer: str = "SGD") -> None:
+        super().__init__()
+        self.net = net or mlp()
+        self.optimizer = optimizer
+        self.loss = MeanMetric().set_dtype(torch.float64)
+        self.accuracy = MulticlassAccuracy(CLASSES)
+        self.f1 = MulticlassF1Score(CLASSES).set_dtype(torch.float64)
+        self.losses: list[float] = []
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        logits = self.net(batch["x"])
+        loss = cross_entropy(logits, batch["label"], CLASS_WEIGHTS.to(logits))
+        self.losses.append(loss.item())
+        self.log("train/loss", loss, batch_size=len(logits))
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        logits = self.net(batch["x"])
+        self.loss.update(cross_entropy(logits, batch["label"], reduction="none"))
+        self.accuracy.update(logits, batch["label"])
+        self.f1.update(logits, batch["label"])
+        self.log_dict({"val/loss": self.loss, "val/accuracy": self.accuracy, "val/f1": self.f1})
+
+    test_step = validation_step
+
+    def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        logits: Tensor = self.net(batch["x"])
+        return logits
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        if self.optimizer == "SGD":
+            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
+def trainer(devices: int = 1, strategy: Any = None, **arguments: Any) -> L.Trainer:
+    if strategy is None:
+        strategy = "auto" if devices == 1 else DataParallelStrategy()
+    quiet: dict[str, Any] = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "max_epochs": 1,
+        "precision": "64-true",
+        "accelerator": "cpu",
+    }
+    return L.Trainer(devices=devices, strategy=strategy, **quiet | arguments)
+
+
+def fitted(devices: int, model: L.LightningModule, sizes: list[int] = UNEVEN, **arguments: Any) -> L.LightningModule:
+    trainer(devices, **arguments).fit(model, loader(sizes))
+    return model
+
+
+def largest_difference(left: nn.Module, right: nn.Module) -> float:
+    pairs = zip(left.parameters(), right.parameters(), strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+def forward(net: nn.Module, devices: int, threaded: bool = False) -> nn.Module:
+    """The net as the strategy leaves it during a run."""
+    net.__dict__["forward"] = ParallelForward(net, "net", [CPU] * devices, threaded)
+    return net
+
+
+# The same experiment
+
+
+@functools.cache
+def on_one_device(optimizer: str) -> tuple[Classifier, dict[str, float]]:
+    torch.manual_seed(0)
+    model = Classifier(optimizer=optimizer)
+    plain = trainer()
+    plain.fit(model, loader(UNEVEN), loader(VALIDATION, seed=1))
+    return model, {name: float(value) for name, value in plain.callback_metrics.items()}
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("devices", [2, 3, 4, 16])
+@pytest.mark.parametrize("threaded", [False, True])
+def test_training_equals_one_device(devices: int, optimizer: str, threaded: bool) -> None:
+    expected, expected_metrics = on_one_device(optimizer)
+    torch.manual_seed(0)
+    model = Classifier(optimizer=optimizer)
+    parallel = trainer(devices, DataParallelStrategy(threaded=threaded))
+    parallel.fit(model, loader(UNEVEN), loader(VALIDATION, seed=1))
+    assert parallel.global_step == 20
+    assert largest_difference(model, expected) <= 1e-10
+    metrics = {name: float(value) for name, value in parallel.callback_metrics.items()}
+    assert metrics == pytest.approx(expected_metrics, abs=1e-12, rel=0)
+    # The weights differ by class, so a mean over replicas of their weighted means would be another number.
+    assert model.losses == pytest.approx(expected.losses, abs=1e-12, rel=0)
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize(
+    "arguments", [{"accumulate_grad_batches": 4}, {"gradient_clip_val": 0.05}, {"accumulate_grad_batches": 3}]
+)
+def test_accumulation_and_clipping_equal_one_device(devices: int, arguments: dict[str, Any]) -> None:
+    net = mlp()
+    expected = fitted(1, Classifier(copy.deepcopy(net)), **arguments)
+    assert largest_difference(fitted(devices, Classifier(copy.deepcopy(net)), **arguments), expected) <= 1e-10
+    assert largest_difference(fitted(1, Classifier(copy.deepcopy(net))), expected) > 1e-4
+
+
+def test_accumulated_small_batches_equal_one_large_batch() -> None:
+    class Unweighted(Classifier):
+        def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+            return cross_entropy(self.net(batch["x"]), batch["label"])
+
+    net = mlp()
+    [large] = batches([64])
+    small = [{name: tensor[start : start + 16] for name, tensor in large.items()} for start in range(0, 64, 16)]
+    models = []
+    for parts, accumulate in ((small, 4), ([large], 1)):
+        models.append(Unweighted(copy.deepcopy(net)))
+        trainer(3, accumulate_grad_batches=accumulate).fit(models[-1], DataLoader(parts, batch_size=None))
+    assert largest_difference(*models) <= 1e-10
+
+
+class Adversarial(L.LightningModule):
+    """Two optimizers, stepped by hand, over two parallel modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.generator = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 6))
+        self.parts = nn.ModuleDict({"discriminator": nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))})
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        generator, discriminator = self.optimizers()
+        fake = self.generator(batch["x"][:, :4])
+        self.toggle_optimizer(discriminator)
+        judged = self.parts["discriminator"]
+        self.manual_backward(judged(fake.detach()).exp().mean() - judged(batch["x"]).mean())
+        discriminator.step()
+        discriminator.zero_grad()
+        self.untoggle_optimizer(discriminator)
+        self.toggle_optimizer(generator)
+        self.manual_backward(-judged(fake).mean())
+        generator.step()
+        generator.zero_grad()
+        self.untoggle_optimizer(generator)
+
+    def configure_optimizers(self) -> tuple[list[torch.optim.Optimizer], list[Any]]:
+        parts = (self.generator, self.parts)
+        return [torch.optim.SGD(part.parameters(), lr=0.05) for part in parts], []
+
+
+def test_manual_optimization_with_two_optimizers_equals_one_device() -> None:
+    model = Adversarial()
+    expected = fitted(1, copy.deepcopy(model))
+    strategy = DataParallelStrategy(["generator", "parts.discriminator"])
+    assert largest_difference(fitted(3, model, strategy=strategy), expected) <= 1e-10
+
+
+def test_tied_weights_and_recurrent_nets_equal_one_device() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(6, 6)
+            self.again = nn.Linear(6, 6)
+            self.again.weight = self.first.weight
+            self.shared = nn.ModuleList([self.first, self.again])
+            self.lstm = nn.LSTM(6, CLASSES, batch_first=True)
+            self.scales = nn.ParameterList([torch.ones(6), torch.full((6,), 2.0)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer, scale in zip(self.shared, self.scales, strict=True):
+                x = layer(x) * scale
+            output: Tensor = self.lstm(x[:, None].expand(-1, 5, -1))[0]
+            return output[:, -1]
+
+    net = Tied()
+    expected = fitted(1, Classifier(copy.deepcopy(net)))
+    assert largest_difference(fitted(4, Classifier(net)), expected) <= 1e-10
+
+
+# Modes, random numbers, buffers, copies
+
+
+class Probe(nn.Module):
+    """Notes in which modes its replicas run."""
+
+    seen: list[tuple[Any, ...]] = []  # noqa: RUF012  (of the class, so that replicas share it)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.linear(x)
+        autocast = (
+            torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"),
+            torch.is_autocast_cache_enabled(),
+        )
+        self.seen.append((len(x), output.dtype, *autocast, torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
+        return output
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        contextlib.nullcontext,
+        torch.no_grad,
+        torch.inference_mode,
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        lambda: torch.autocast("cpu", torch.float16, cache_enabled=False),
+    ],
+)
+def test_replicas_run_in_the_modes_of_the_caller(threaded: bool, mode: Callable[[], Any]) -> None:
+    Probe.seen.clear()
+    x = torch.randn(5, 6)
+    net = Probe()
+    with mode():
+        expected = net(x)
+        actual = forward(net, 3, threaded)(x)
+    plain, *replicas = Probe.seen
+    assert sorted(seen[0] for seen in replicas) == [1, 2, 2]
+    assert {seen[1:] for seen in replicas} == {plain[1:]}
+    assert actual.dtype == expected.dtype
+    assert actual.requires_grad == expected.requires_grad
+    assert actual.is_inference() == expected.is_inference()
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_mixed_precision_reaches_every_replica(threaded: bool) -> None:
+    Probe.seen.clear()
+    model = Classifier(Probe())
+    parallel = trainer(2, DataParallelStrategy(threaded=threaded), precision="bf16-mixed")
+    parallel.fit(model, loader([8, 8], dtype=torch.float32), loader([8], dtype=torch.float32))
+    assert len(Probe.seen) == 6
+    assert {seen[1] for seen in Probe.seen} == {torch.bfloat16}
+    assert model.net.linear.weight.dtype == torch.float32
+
+
+def test_dropout_is_reproducible() -> None:
+    net = mlp(dropout=0.5)
+    models = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        models.append(fitted(3, Classifier(copy.deepcopy(net))))
+    assert largest_difference(*models) == 0.0
+    forward(net, 4).train()
+    x = torch.ones(4, 6)
+    assert len({tuple(row.tolist()) for row in net(x)}) == 4  # and each replica has noise of its own
+
+
+class Counting(nn.Module):
+    """Two buffers, one changed in place and one replaced, and the same linear layer as ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, CLASSES)
+        self.norm = nn.BatchNorm1d(6)
+        self.register_buffer("in_place", torch.zeros(()))
+        self.register_buffer("replaced", torch.zeros(()))
+        self.register_buffer("absent", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.in_place += len(x)
+        self.replaced = self.replaced + len(x)
+        output: Tensor = self.linear(self.norm(x))
+        return output
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_buffers_are_those_of_replica_0(threaded: bool) -> None:
+    net = Counting().double()
+    x = torch.randn(7, 6, dtype=torch.float64)
+    expected = copy.deepcopy(net)
+    expected(x[:3])  # the first of the chunks 3, 3, 1 would leave these
+    with contextlib.suppress(ValueError):  # of batch norm, for the chunk of one
+        forward(net, 3, threaded)(x)
+    net = forward(Counting().double(), 3, threaded)
+    net(x[:6])
+    assert net.in_place == 2
+    assert net.replaced == 2
+    assert net.norm.num_batches_tracked == 1
+    torch.testing.assert_close(net.norm.running_mean, 0.1 * x[:2].mean(0))
+
+
+def test_hooks_of_the_module_see_the_full_batch_once() -> None:
+    net = forward(mlp(), 3)
+    sizes: list[int] = []
+    inner: list[int] = []
+    net.register_forward_hook(lambda module, args, output: sizes.append(len(output)))
+    net[0].register_forward_hook(lambda module, args, output: inner.append(len(output)))
+    net(torch.randn(8, 6))
+    assert sizes == [8]
+    assert inner == [3, 3, 2]
+
+
+def test_an_observer_is_entered_around_each_replica() -> None:
+    observed: list[tuple[int, str, str]] = []
+
+    @contextlib.contextmanager
+    def observe(index: int, device: torch.device) -> Iterator[None]:
+        observed.append((index, str(device), "in"))
+        yield
+        observed.append((index, str(device), "out"))
+
+    strategy = DataParallelStrategy()
+    strategy.observe_replica = observe
+    fitted(2, Classifier(), [4], strategy=strategy)
+    assert observed == [(0, "cpu", "in"), (0, "cpu", "out"), (1, "cpu", "in"), (1, "cpu", "out")]
+
+
+def test_a_copy_made_during_a_run_is_a_plain_module() -> None:
+    net = forward(mlp(), 3)
+    buffer = io.BytesIO()
+    torch.save(net, buffer)
+    buffer.seek(0)
+    for twin in (copy.deepcopy(net), torch.load(buffer, weights_only=False), copy.deepcopy(copy.deepcopy(net))):
+        nn.init.zeros_(twin[-1].weight)
+        nn.init.zeros_(twin[-1].bias)
+        assert not twin(torch.randn(4, 6)).any()
+        assert net(torch.randn(4, 6)).all()
+
+
+# Inputs and outputs
+
+
+class Talkative(nn.Module):
+    """Takes and returns structures, and notes what each replica was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, CLASSES)
+        self.given: list[dict[str, Any]] = []
+
+    def forward(self, batch: dict[str, Any], *, scale: float) -> dict[str, Any]:
+        self.given.append(batch)
+        logits = self.linear(batch["x"]) * scale
+        return {"logits": logits, "names": [name.upper() for name in batch["names"]], "scale": scale, "none": None}
+
+
+def test_a_batch_of_tensors_strings_and_lists_is_split_and_a_dict_is_returned() -> None:
+    net = Talkative()
+    table = torch.arange(9.0)
+    names = list("abcde")
+    batch = {"x": torch.randn(5, 6), "names": names, "ids": [[1], [2], [3], [4], [5]], "table": table, "kind": "digits"}
+    expected = net(batch, scale=2.0)
+    net.given.clear()
+    output = forward(net, 2)(batch, scale=2.0)
+    torch.testing.assert_close(output["logits"], expected["logits"])
+    assert output["names"] == list("ABCDE")
+    assert (output["scale"], output["none"]) == (2.0, None)
+    assert [given["names"] for given in net.given] == [["a", "b", "c"], ["d", "e"]]
+    assert [given["ids"] for given in net.given] == [[[1], [2], [3]], [[4], [5]]]
+    assert all(given["kind"] == "digits" and torch.equal(given["table"], table) for given in net.given)
+
+
+def test_a_module_that_returns_a_dict_trains_as_on_one_device() -> None:
+    class Returning(Classifier):
+        def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+            batch = batch | {"names": ["name"] * len(batch["x"])}
+            return cross_entropy(self.net(batch, scale=0.5)["logits"], batch["label"])
+
+    net = Talkative()
+    expected = fitted(1, Returning(copy.deepcopy(net)))
+    assert largest_difference(fitted(4, Returning(net)), expected) <= 1e-10
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    x: Tensor
+    tags: list[str]
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "structure",
+    [
+        lambda x, tags: x,
+        lambda x, tags: [x, tags],  # as default_collate makes of pairs
+        lambda x, tags: [x, x + 1],
+        lambda x, tags: [x, x + 1, tags],
+        lambda x, tags: (x, {"tags": tags, "more": (x, "text", 3)}),
+        lambda x, tags: OrderedDict(x=x, tags=tags),
+        lambda x, tags: Sample(x, tags),
+        lambda x, tags: Pair(x, Pair(tags, None)),
+        lambda x, tags: (x, [torch.ones(1 + i + 9 * i) for i in range(len(x))]),  # one tensor per sample
+        lambda x, tags: tags,
+    ],
+)
+def test_what_is_split_is_joined_again(length: int, replicas: int, structure: Callable[..., Any]) -> None:
+    value = structure(torch.arange(length * 2.0).reshape(length, 2), [f"tag{i}" for i in range(length)])
+    assert batch_length(value) == length
+    rows = chunks(length, replicas)
+    shares = [share(value, length, part, CPU) for part in rows]
+    lengths = [batch_length(part) for part in shares]
+    assert lengths == [len(part) for part in torch.arange(length).chunk(replicas)]
+    joined = gather(shares, lengths, CPU, "net")  # type: ignore[arg-type]
+    assert type(joined) is type(value)
+    assert repr(joined) == repr(value)
+
+
+def test_samples_of_different_lengths_are_no_batch_dimension() -> None:
+    assert batch_length([torch.ones(4), torch.ones(2), torch.ones(7)]) == 3
+    assert batch_length([{"x": torch.ones(4)}, {"x": torch.ones(4)}]) == 2
+    assert batch_length((["a", "b"], torch.ones(5, 2))) == 5
+    assert batch_length((3, "text", torch.ones(()))) is None
+
+
+def test_a_call_without_a_batch_runs_on_one_device() -> None:
+    class Generating(nn.Module):
+        def forward(self, number: int) -> Tensor:
+            return torch.arange(number)
+
+    assert forward(Generating(), 4)(5).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_batch_smaller_than_the_devices_uses_fewer_replicas() -> None:
+    Probe.seen.clear()
+    fitted(16, Classifier(Probe()), [3, 1])
+    assert [seen[0] for seen in Probe.seen] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "says"),
+    [
+        ([torch.tensor(1.0), torch.tensor(2.0)], "net returned a tensor without dimensions.*compute it outside"),
+        ([{"loss": torch.tensor(1.0)}] * 2, "net: loss returned a tensor without dimensions"),
+        ([torch.ones(2, 5), torch.ones(2, 6)], r"shape \(2, 5\), shape \(2, 6\)"),
+        ([0.5, 0.25], "0.5, 0.25"),
+        ([None, torch.ones(1)], "NoneType, Tensor"),
+        ([{"a": None}, {"b": None}], r"keys \['a'\], keys \['b'\]"),
+    ],
+)
+def test_outputs_that_cannot_be_joined_are_refused(outputs: list[Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        gather(outputs, [2, 2], CPU, "net")
+
+
+# Errors
+
+
+class Failing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.isnan().any():
+            raise LookupError("no such thing")
+        output: Tensor = self.linear(x)
+        return output
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_an_error_in_a_replica_is_raised_with_its_traceback_and_place(threaded: bool) -> None:
+    [batch] = batches([8])
+    batch["x"][5] = torch.nan
+    model = Classifier(Failing())
+    before = dict(vars(model.net))
+    with pytest.raises(LookupError, match="no such thing") as raised:
+        trainer(4, DataParallelStrategy(threaded=threaded)).fit(model, DataLoader([batch], batch_size=None))  # type: ignore[arg-type]
+    text = "".join(traceback.format_exception(raised.value))
+    assert "in replica 2 of 4 of net, on cpu" in text
+    assert 'raise LookupError("no such thing")' in text
+    assert vars(model.net) == before  # forward is the class's again
+    assert "forward" not in vars(model.net)
+
+
+@pytest.mark.parametrize("run", ["fit", "validate", "test", "predict"])
+def test_forward_is_parallel_during_a_run_and_restored_after_it(run: str) -> None:
+    class Watching(Classifier):
+        def on_any_start(self) -> None:
+            watched.append(type(vars(self.net).get("forward")))
+
+        on_train_start = on_validation_start = on_test_start = on_predict_start = on_any_start
+
+    watched: list[type] = []
+    model = Watching()
+    parallel = trainer(2)
+    for _ in range(2):  # a trainer is used more than once
+        getattr(parallel, run)(model, loader([4]))
+        parallel.fit_loop.max_epochs += 1
+        assert "forward" not in vars(model.net)
+    assert watched == [ParallelForward] * 2
+
+
+def compiled(net: nn.Module) -> nn.Module:
+    net.compile()
+    return net
+
+
+def with_own_forward(net: nn.Module) -> nn.Module:
+    net[0].forward = net[0].forward
+    return net
+
+
+def sharded(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    class Sharded(Tensor):
+        pass
+
+    monkeypatch.setattr("project.strategies.data_parallel.DTensor", Sharded)
+    net[0].weight = nn.Parameter(torch.ones(16, 6).as_subclass(Sharded))
+    return net
+
+
+@pytest.mark.parametrize(
+    ("modules", "net", "says"),
+    [
+        (["nets"], mlp, r"names nets, .*\(it has net, loss, accuracy, f1\).*modules=\[net\]"),
+        (["net.00"], mlp, r"names net.00.*modules=\[net.0\]"),
+        (["backbone"], mlp, r"names backbone.*it has net.*modules=\[NAME\]"),
+        ([], mlp, "modules is empty"),
+        (["net", "net.0"], mlp, r"names net and net.0.*modules=\[net\]"),
+        (["net.0", "net"], mlp, r"names net.0 and net,.*modules=\[net\]"),
+        (["net"], lambda: nn.SyncBatchNorm(6), "can't synchronise batch norm.*net asks for it.*strategy=ddp"),
+        (["net"], lambda: compiled(mlp()), "torch.compile.*net, can't follow: type model.compile=false"),
+        (["net.0"], lambda: compiled(mlp()), "replicas of net.0 .*model.compile=false"),
+        (["net"], lambda: nn.Sequential(compiled(mlp())), "compiled net.0, can't"),
+        (["net"], lambda: nn.Sequential(torch.compile(mlp())), "compiled net.0, can't"),
+        (["net"], lambda: with_own_forward(mlp()), "net.0 has a forward that was set on the instance"),
+    ],
+)
+def test_a_model_that_cannot_be_replicated_is_refused(
+    modules: list[str], net: Callable[[], nn.Module], says: str
+) -> None:
+    model = Classifier(net())
+    with pytest.raises(UserError, match=says):
+        fitted(2, model, strategy=DataParallelStrategy(modules))
+    assert not isinstance(vars(model.net).get("forward"), ParallelForward)
+
+
+def test_sharded_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Classifier(sharded(mlp(), monkeypatch))
+    with pytest.raises(UserError, match=r"net.0.weight is sharded.*strategy=fsdp"):
+        fitted(2, model)
+
+
+def test_torch_compile_beside_the_parallel_module_is_allowed() -> None:
+    model = Classifier()
+    model.head = compiled(nn.Linear(1, 1))
+    fitted(2, model, [4])
+
+
+def test_several_hosts_ranks_and_other_accelerators_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"num_nodes=2: type trainer/strategy=ddp"):
+        trainer(2, num_nodes=2)
+    with pytest.raises(UserError, match=r"sync_batchnorm=true asks for it"):
+        trainer(2, sync_batchnorm=True)
+    with monkeypatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(UserError, match="WORLD_SIZE=2: .*without torchrun"):
+            trainer(2)
+    with monkeypatch.context() as patch:
+        patch.setenv("SLURM_NTASKS", "4")
+        patch.setenv("SLURM_NTASKS_PER_NODE", "2")
+        with pytest.raises(UserError, match="WORLD_SIZE=4"):
+            trainer(2, plugins=[SLURMEnvironment(auto_requeue=False)])
+    strategy = DataParallelStrategy()
+    strategy.accelerator = type("MPSAccelerator", (), {})()
+    with pytest.raises(UserError, match="not on MPSAccelerator: type trainer.accelerator=cpu"):
+        strategy._configure_launcher()
+
+
+# Lightning, checkpoints, configs
+
+
+def test_lightning_sees_one_rank() -> None:
+    parallel = trainer(4)
+    assert parallel.strategy.root_device == CPU
+    assert parallel.strategy.launcher is None
+    assert (parallel.world_size, parallel.global_rank, parallel.local_rank, parallel.node_rank) == (1, 0, 0, 0)
+    assert parallel.is_global_zero
+    assert parallel.num_devices == 4
+    assert parallel.strategy.distributed_sampler_kwargs == {"num_replicas": 1, "rank": 0}
+    assert not parallel._accelerator_connector.is_distributed
+
+
+def test_the_loader_keeps_its_sampler_and_is_read_once() -> None:
+    class Reading(Classifier):
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:  # type: ignore[override]
+            rows.extend(batch[:, 0].int().tolist())
+            return self.net(batch).sum()
+
+    rows: list[int] = []
+    data = torch.arange(10.0)[:, None].expand(-1, 6)
+    parallel = trainer(4)
+    parallel.fit(Reading(), DataLoader(data, batch_size=3))  # type: ignore[arg-type]
+    assert rows == list(range(10))
+    assert not isinstance(parallel.train_dataloader.sampler, DistributedSampler)
+
+
+@pytest.mark.parametrize("spelled", ["dp", "DP"])
+def test_the_name_dp_is_registered_once(spelled: str) -> None:
+    register()
+    register()
+    assert StrategyRegistry.available_strategies().count("dp") == 1
+    model = fitted(3, Classifier(), strategy=spelled)
+    assert isinstance(model.trainer.strategy, DataParallelStrategy)
+
+
+def test_the_config_builds_the_strategy() -> None:
+    register_resolvers()
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        config = compose("train", ["trainer/strategy=dp", "trainer.devices=4", "trainer.accelerator=cpu"])
+        bare = compose("train", ["trainer.strategy=dp"])
+    strategy = instantiate(config.trainer.strategy, _convert_="all")
+    assert isinstance(strategy, DataParallelStrategy)
+    assert strategy.modules == ["net"]
+    assert DataParallelStrategy("net").modules == ["net"]
+    plain = {"_target_": config.trainer.strategy._target_, "modules": ["net"]}
+    assert is_single_process(plain)
+    assert is_single_process(bare.trainer.strategy)
+    assert is_single_process("DP")
+    assert not any(is_single_process(other) for other in ("auto", "ddp", {"_target_": "x.Y"}, None))
+
+
+@pytest.mark.parametrize(("saved_with", "loaded_with"), [(3, 1), (1, 3), (2, 4)])
+def test_checkpoints_are_those_of_one_device(saved_with: int, loaded_with: int, tmp_path: Path) -> None:
+    net = mlp().double()  # Lightning reads weights before it converts the model to the trainer's precision
+    first, second = loader(UNEVEN), loader(UNEVEN, seed=2)
+    path = tmp_path / "model.ckpt"
+    saving = trainer(saved_with)
+    saving.fit(Classifier(copy.deepcopy(net), "AdamW"), first)
+    saving.save_checkpoint(path)
+    stored = torch.load(path, weights_only=True)
+    plain = Classifier(copy.deepcopy(net), "AdamW")
+    assert list(stored["state_dict"]) == list(plain.state_dict())
+
+    # Evaluated, and trained further with the optimizer's state, on the other.
+    expected = trainer(saved_with).validate(saving.model, loader(VALIDATION), verbose=False)
+    model = Classifier(copy.deepcopy(net), "AdamW")
+    loading = trainer(loaded_with, max_epochs=2)
+    assert loading.validate(model, loader(VALIDATION), ckpt_path=path, verbose=False)[0] == pytest.approx(
+        expected[0], abs=1e-12
+    )
+    loading.fit(model, second, ckpt_path=path)
+    trainer().fit(plain, first)
+    resumed = trainer(max_epochs=2)
+    plain_path = tmp_path / "plain.ckpt"
+    plain.trainer.save_checkpoint(plain_path)
+    resumed.fit(plain, second, ckpt_path=plain_path)
+    assert largest_difference(model, plain) <= 1e-10
+
+
+def test_predictions_come_in_the_order_of_the_samples() -> None:
+    model = Classifier()
+    expected = trainer().predict(model, loader([5, 8]))
+    assert expected is not None
+    for actual, wanted in zip(trainer(3).predict(model, loader([5, 8])), expected, strict=True):  # type: ignore[arg-type]
+        torch.testing.assert_close(actual, wanted)
+
+
+# CUDA
+
+
+def test_each_gpu_draws_random_numbers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: dict[int, int] = {}
+    current: list[int] = []
+
+    @contextlib.contextmanager
+    def device(which: torch.device) -> Iterator[None]:
+        current.append(which.index)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "manual_seed", lambda seed: seeds.update({current[-1]: seed}))
+    DataParallelStrategy(parallel_devices=[torch.device("cuda", i) for i in range(3)]).on_train_start()
+    assert seeds == {1: 1_000_003, 2: 2_000_006}  # device 0 keeps the run's seed, 0
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_replicas_made_by_torch_for_cuda_give_the_same_gradients_and_buffers(
+    threaded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA's path without CUDA: real replicas and threads, but all tensors stay on the CPU."""
+
+    def broadcast(tensors: list[Tensor], devices: list[int], detach: bool = False) -> list[list[Tensor]]:
+        detached.append(detach)
+        if not detach:
+            return [[tensor * 1.0 for tensor in tensors] for _ in devices]
+        return [tensors if index == 0 else [tensor.detach().clone() for tensor in tensors] for index in devices]
+
+    detached: list[bool] = []
+    monkeypatch.setattr(sys.modules["torch.nn.parallel.replicate"], "_broadcast_coalesced_reshape", broadcast)
+    module = "project.strategies.data_parallel"
+    monkeypatch.setattr(f"{module}._placed", lambda device: contextlib.nullcontext)
+    monkeypatch.setattr(f"{module}.share", lambda value, batch, rows, device: share(value, batch, rows, CPU))
+    monkeypatch.setattr(f"{module}.gather", lambda outputs, lengths, device, name: gather(outputs, lengths, CPU, name))
+
+    net = Counting()
+    net.norm = nn.Identity()  # type: ignore[assignment]
+    plain = copy.deepcopy(net)
+    devices = [torch.device("cuda", index) for index in range(3)]
+    net.__dict__["forward"] = ParallelForward(net, "net", devices, threaded)
+    x = torch.randn(8, 6)
+    net(x).square().sum().backward()
+    plain(x).square().sum().backward()
+    torch.testing.assert_close(net.linear.weight.grad, plain.linear.weight.grad)
+    assert (net.in_place, net.replaced) == (3, 3)
+    assert detached == [False, False, True]  # parameters, buffers with gradients, buffers
+    detached.clear()
+    with torch.no_grad():
+        torch.testing.assert_close(net(x), plain(x))
+    assert detached == [True, True, True]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_training_on_gpus_equals_one_gpu(optimizer: str) -> None:
+    # With one GPU both replicas are on it: scatter, replicate, threads, streams and gather run all the same.
+    devices = [torch.device("cuda", i % torch.cuda.device_count()) for i in range(3)]
+    net = mlp()
+    expected, model = Classifier(copy.deepcopy(net), optimizer), Classifier(copy.deepcopy(net), optimizer)
+    trainer(1, accelerator="cuda").fit(expected, loader(UNEVEN))
+    strategy = DataParallelStrategy(parallel_devices=devices)
+    trainer("auto", strategy, accelerator="cuda").fit(model, loader(UNEVEN))  # type: ignore[arg-type]
+    assert largest_difference(model, expected) <= 1e-10
+
+
+@pytest.mark.gpu
+def test_gpu_threads_carry_modes_and_errors() -> None:
+    class Modes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, CLASSES)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, bool, bool, bool]:
+            if x.isnan().any():
+                raise LookupError("no such thing")
+            assert x.device == self.linear.weight.device
+            return self.linear(x), torch.is_autocast_enabled("cuda"), torch.is_grad_enabled(), x.is_inference()
+
+    devices = [torch.device("cuda", i % torch.cuda.device_count()) for i in range(2)]
+    net = Modes().to(devices[0])
+    net.__dict__["forward"] = ParallelForward(net, "net", devices, threaded=True)
+    x = torch.randn(5, 6, device=devices[0])
+    with torch.autocast("cuda", torch.bfloat16):
+        output, *modes = net(x)
+    assert output.dtype == torch.bfloat16
+    assert modes == [True, True, False]
+    with torch.inference_mode():
+        output, *modes = net(x.clone())
+    assert output.is_inference()
+    assert modes[1:] == [False, True]
+    with torch.no_grad():
+        assert not net(x)[0].requires_grad
+    x[4] = torch.nan
+    with pytest.raises(LookupError) as raised:
+        net(x)
+    assert "in replica 1 of 2 of net" in raised.value.__notes__[0]
+
+
+def test_a_net_of_this_project_is_parallel() -> None:
+    net = MLP(image_shape=(1, 4, 4), num_classes=4, width=8, depth=2)
+    x = torch.randn(10, 1, 4, 4)
+    expected = net(x)
+    torch.testing.assert_close(forward(net, 4)(x), expected)

@@ -1,0 +1,83 @@
+"""Which errors are told in a sentence, and the nearest right name."""
+
+import numpy as np
+import pytest
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from project.data.datamodule import DataModule, TensorDataset
+from project.errors import UserError, did_you_mean, full_tracebacks, nearest, sentence
+from project.launch import devices
+
+
+def raise_it(error: Exception) -> None:
+    raise error
+
+
+def call_a_library_that_refuses() -> None:
+    np.zeros(2).reshape(3)
+
+
+def caught(function: object, *args: object) -> Exception:
+    with pytest.raises(Exception) as info:  # noqa: PT011
+        function(*args)  # type: ignore[operator]
+    return info.value
+
+
+@pytest.mark.parametrize("error", [UserError("type a=1"), MisconfigurationException("type a=1")])
+def test_errors_made_for_the_user_are_their_own_sentence(error: Exception) -> None:
+    assert sentence(caught(raise_it, error)) == "type a=1"
+
+
+def test_a_value_error_that_the_packages_code_raises_is_a_sentence() -> None:
+    error = caught(lambda: DataModule(batch_size=0))
+    assert isinstance(error, ValueError)
+    assert sentence(error) == "data.batch_size=0 must be at least 1: type data.batch_size=64"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        caught(raise_it, ValueError("by a test, which is not the package")),
+        caught(call_a_library_that_refuses),
+        caught(lambda: TensorDataset({"x": None})),  # type: ignore[dict-item]
+        ValueError("never raised"),
+        RuntimeError("any other"),
+        KeyError("any other"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_any_other_error_keeps_its_traceback(error: Exception) -> None:
+    assert sentence(error) is None
+
+
+def test_a_value_error_of_a_builtin_that_the_packages_code_calls_is_no_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "many")
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    error = caught(devices.started_by)  # int("many"), written in the package but raised by Python
+    assert isinstance(error, ValueError)
+    assert sentence(error) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("adamv", "adamw"), ("sgd", "sgd"), ("SGD", None), ("momentum", None), ("", None)],
+)
+def test_the_nearest_name_is_the_most_alike_or_none(name: str, expected: str | None) -> None:
+    assert nearest(name, ["adamw", "sgd"]) == expected
+
+
+def test_a_hint_is_given_only_where_a_name_comes_near() -> None:
+    assert did_you_mean("adamv", ["adamw"]) == ": did you mean adamw?"
+    assert did_you_mean("rmsprop", ["adamw"]) == ""
+
+
+@pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False), (None, False)])
+def test_tracebacks_are_full_when_hydras_variable_says_so(
+    value: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    if value is not None:
+        monkeypatch.setenv("HYDRA_FULL_ERROR", value)
+    assert full_tracebacks() is expected
