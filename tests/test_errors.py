@@ -18,7 +18,7 @@ def call_a_library_that_refuses() -> None:
 
 
 def caught(function: object, *args: object) -> Exception:
-    with pytest.raises(Exception) as info:  # noqa: PT011
+    with pytest.raises(Exception) as info:
         function(*args)  # type: ignore[operator]
     return info.value
 

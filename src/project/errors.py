@@ -1,8 +1,8 @@
 """Errors that the user caused, and how they are told."""
 
 import difflib
+import dis
 import os
-import traceback
 from collections.abc import Iterable
 
 
@@ -31,8 +31,13 @@ def sentence(error: BaseException) -> str | None:
     if isinstance(error, UserError) or type(error).__name__ == "MisconfigurationException":
         return str(error)
     if isinstance(error, ValueError) and error.__traceback__ is not None:
-        frame, _ = list(traceback.walk_tb(error.__traceback__))[-1]
-        if frame.f_globals.get("__name__", "").partition(".")[0] == __name__.partition(".")[0]:
+        last = error.__traceback__
+        while last.tb_next is not None:
+            last = last.tb_next
+        code, package = last.tb_frame.f_code, __name__.partition(".")[0]
+        ours = last.tb_frame.f_globals.get("__name__", "").partition(".")[0] == package
+        # int("x") or a wrong unpacking in our code is a bug, though its last frame is ours: there nothing says raise.
+        if ours and dis.opname[code.co_code[last.tb_lasti]] == "RAISE_VARARGS":
             return str(error)
     return None
 

@@ -85,7 +85,12 @@ def test_another_architecture_is_told_with_the_first_difference() -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [RuntimeError("out of memory\nmore"), RuntimeError(""), RuntimeError(), ValueError("Error(s) in loading state_dict")],
+    [
+        RuntimeError("out of memory\nmore"),
+        RuntimeError(""),
+        RuntimeError(),
+        ValueError("Error(s) in loading state_dict"),
+    ],
     ids=repr,
 )
 def test_other_errors_while_loading_pass_through(error: Exception) -> None:

@@ -1,5 +1,6 @@
 """The config of evaluation and prediction: the run's, under what is typed, on the devices at hand."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, compose: Compose) -> Pa
     return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def evaluation(checkpoint: Path, compose: Compose) -> Callable[..., Any]:
     """The composed config of ``evaluate ckpt_path=... *typed``."""
 
+    @functools.cache
     def run(*typed: str) -> DictConfig:
         arguments = ["evaluate", f"ckpt_path={checkpoint}", *typed]
         name = compose_from_checkpoint("evaluate", arguments)

@@ -1,6 +1,7 @@
 """Predictions of all ranks in one file, one row per sample, in the order of the data."""
 
 import csv
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,7 +59,10 @@ def test_there_is_one_row_per_sample_in_the_order_of_the_data(tmp_path: Path, sh
     [
         (lambda x: x.long(), {"prediction": "1"}),
         (lambda x: x > 0, {"prediction": "True"}),
-        (lambda x: torch.stack([x, -x, x * 0.5], dim=1), {f"prediction_{i}": v for i, v in enumerate(["1.0", "-1.0", "0.5"])}),
+        (
+            lambda x: torch.stack([x, -x, x * 0.5], dim=1),
+            {f"prediction_{i}": v for i, v in enumerate(["1.0", "-1.0", "0.5"])},
+        ),
         (lambda x: {"a": x.long(), "b": x / 4}, {"a": "1", "b": "0.25"}),
         (
             lambda x: {"label": x.long(), "name": [f'of "{v:.0f}", ü' for v in x.tolist()]},
@@ -174,6 +178,6 @@ def test_parquet_holds_what_csv_holds_with_its_types(tmp_path: Path) -> None:
 def test_parquet_without_its_package_is_refused_before_any_prediction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match=r'type pip install "project\[parquet\]", or format=csv'):
         PredictionWriter(tmp_path / "predictions.parquet")

@@ -119,15 +119,10 @@ def test_false_is_no_number(config: dict[str, Any], key: str) -> None:
         ("trainer.accelerator", "cude", "type trainer.accelerator=cuda"),
         ("trainer.precision", "bf16-mix", "type trainer.precision=bf16-mixed"),
         ("trainer.precision", 8, "type one of 32-true"),
-        ("trainer.strategy", "dpd", "type trainer.strategy=ddp"),
-        ("trainer.strategy", "ddp_find_unused_parameter_true", "type trainer.strategy=ddp_find_unused_parameters_true"),
-        ("trainer.strategy", "magic", "type one of auto"),
         ("split", "tst", "type split=test"),
     ],
 )
-def test_an_unknown_name_is_refused_with_the_nearest(
-    config: dict[str, Any], key: str, value: Any, advice: str
-) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest(config: dict[str, Any], key: str, value: Any, advice: str) -> None:
     put(config, key, value)
     with pytest.raises(UserError, match=re.escape(f"{key}={value} is not known")) as info:
         preflight.check(config)
@@ -201,20 +196,6 @@ def test_a_package_that_no_extra_brings_is_named_all_the_same(config: dict[str, 
     config["model"]["net"]["_target_"] = "no_such_package.Net"
     with pytest.raises(UserError, match=r"model\.net\._target_=.*needs the package no_such_package.*or mend the name"):
         preflight.check(config)
-
-
-def test_every_strategy_that_is_let_through_is_known_to_lightning() -> None:
-    from lightning.pytorch.strategies import StrategyRegistry
-
-    assert set(preflight.STRATEGIES) - {"auto"} <= set(StrategyRegistry.available_strategies())
-
-
-def test_every_strategy_config_is_let_through_without_a_look_at_the_registry(compose: Compose) -> None:
-    from project.launch.composition import config_folder
-
-    for path in sorted((config_folder() / "trainer" / "strategy").glob("*.yaml")):
-        strategy = OmegaConf.load(path).strategy  # type: ignore[union-attr]
-        assert not isinstance(strategy, str) or strategy in preflight.STRATEGIES
 
 
 @pytest.fixture

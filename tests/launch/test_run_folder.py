@@ -122,7 +122,9 @@ def test_metrics_that_are_no_numbers_still_make_valid_json(tmp_path: Path) -> No
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    run_folder.write_metrics(tmp_path, Outcome({"a": float("nan"), "b": float("inf"), "c": 1.0}, objective=float("nan")))
+    run_folder.write_metrics(
+        tmp_path, Outcome({"a": float("nan"), "b": float("inf"), "c": 1.0}, objective=float("nan"))
+    )
     told = json.loads((tmp_path / "metrics.json").read_text(), parse_constant=refuse)
     assert told["metrics"]["c"] == 1.0
 

@@ -70,6 +70,6 @@ def test_checkpoint_of_one_strategy_has_the_same_metrics_under_another(run: Run,
     checkpoint = f"ckpt_path={folder}/checkpoints/best.ckpt"
     name = compose_from_checkpoint("evaluate", ["evaluate", checkpoint])
     options = ("trainer.accelerator=cpu", f"trainer/strategy={evaluated}", "trainer.devices=4")
-    _, again = run(checkpoint, *options, command="evaluate", name=name)
+    _, again = run(checkpoint, *options, command="evaluate", config=name)
     for metric in ("test/loss", "test/accuracy", "test/f1"):
         assert again[metric] == pytest.approx(metrics[metric], abs=1e-12)

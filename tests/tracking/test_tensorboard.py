@@ -10,6 +10,7 @@ import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import api_pb2, metadata
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -70,17 +71,8 @@ def events(folder: Path) -> EventAccumulator:
     return run(folder)
 
 
-def sessions(events: EventAccumulator) -> dict[str, Any]:
-    """The records of the HParams tab, by tag."""
-    return {
-        tag: metadata.parse_plugin_data(content) if hasattr(metadata, "parse_plugin_data") else content
-        for tag, content in events.PluginTagToContent("hparams").items()
-    }
-
-
 def plugin_data(events: EventAccumulator, tag: str) -> Any:
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
+    """A record of the HParams tab."""
     return HParamsPluginData.FromString(events.PluginTagToContent("hparams")[tag])
 
 

@@ -36,7 +36,7 @@ PRELOAD = [
     "project.tracking.tensorboard",
     "project.tracking.curves",
 ]
-STOP_TIMEOUT_S = 3  # from the first signal to the last: the ranks may finish their logs in between
+STOP_TIMEOUT_S = 2  # from the first signal to the last: the ranks may finish their logs in between
 
 
 class RankError(Exception):
@@ -59,8 +59,15 @@ def run_ranks(function: str, config: dict[str, Any], run: Run, num_ranks: int) -
     """
     from torch.distributed.elastic.multiprocessing import SignalException
 
+    warm_up()
     lifeline, held = multiprocessing.Pipe(duplex=False)
-    with tempfile.TemporaryDirectory(prefix="project-ranks-") as private, _signals_restored(), held, lifeline:
+    with (
+        tempfile.TemporaryDirectory(prefix="project-ranks-") as private,
+        rank.environment_restored(),
+        _signals_restored(),
+        held,
+        lifeline,
+    ):
         last_words = Path(private)
         assignment = rank.Assignment(function, config, run, last_words)
         agent = _agent(num_ranks, (assignment, lifeline), private)
@@ -72,6 +79,7 @@ def run_ranks(function: str, config: dict[str, Any], run: Run, num_ranks: int) -
             raise SystemExit(128 + error.sigval) from None
         finally:
             agent.get_worker_group().spec.rdzv_handler.shutdown()
+            _remove_error_files(agent)
         if result.is_failed():
             raise _first_error(last_words, result.failures, run)
     outcome: Outcome = result.return_values[0]
@@ -86,7 +94,8 @@ def _agent(num_ranks: int, arguments: tuple[Any, ...], private: str) -> LocalEla
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
     # The agent logs every failure in some twenty lines; the user gets the rank's own error from us.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     # The store that the agents meet at is not shared with the ranks: its keys would outlive a restart.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     rendezvous = RendezvousParameters(
@@ -124,6 +133,14 @@ def _signals_restored() -> Iterator[None]:
     finally:
         for name, handler in before.items():
             signal.signal(name, handler)
+
+
+def _remove_error_files(agent: LocalElasticAgent) -> None:
+    """torch's spawn leaves the pickled traceback of each failed rank in the temporary folder."""
+    processes = getattr(agent._pcontext, "_pc", None)
+    for path in getattr(processes, "error_files", []):
+        if path is not None:
+            Path(path).unlink(missing_ok=True)
 
 
 def _first_error(last_words: Path, failures: dict[int, Any], run: Run) -> Exception:

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import sys
 from typing import Any
 
 from project.errors import UserError, did_you_mean
@@ -51,6 +52,10 @@ def locate(target: str, key: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        outer, _, class_name = module_name.rpartition(".")
+        owner = getattr(sys.modules.get(outer), class_name, None)
+        if inspect.isclass(owner) and hasattr(owner, name):
+            return getattr(owner, name)  # a class method, as in my_module.MyModel.from_file
         raise UserError(
             f"{key}._target_={target} can't be imported, there is no module {error.name}: "
             "type a path that python can import from this folder, or install its package"

@@ -79,7 +79,7 @@ def loading(path: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()]
-        if "Error(s) in loading state_dict" not in lines[0]:
+        if not lines or "Error(s) in loading state_dict" not in lines[0]:
             raise
         raise UserError(
             f"ckpt_path={path} holds another architecture than the config builds ({lines[1].rstrip('.')}): "

@@ -67,6 +67,10 @@ def _explain_choice(error: MissingConfigException) -> str:
 
 
 def _explain_override(message: str, config_name: str) -> str:
+    deleted = re.search(r"Could not delete from config\. '([^']+)' does not exist", message)
+    if deleted:
+        key = deleted.group(1)
+        return f"{key} is not in the config{_key_hint(key, list(_keys(config_name)))}"
     match = re.search(
         r"Could not (?:override|delete from config|append to config|append|add) '?([^'\n]+?)'?\.(?:\n| )", message
     )

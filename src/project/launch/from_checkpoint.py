@@ -25,6 +25,7 @@ def compose_from_checkpoint(name: str, arguments: list[str]) -> str:
     Raises:
         UserError: there is no ``ckpt_path``, or nothing can be read there.
     """
+    _quote_path(arguments)
     overrides = {}
     for argument in arguments[1:]:
         if "=" in argument and not argument.startswith("-"):
@@ -46,7 +47,8 @@ def compose_from_checkpoint(name: str, arguments: list[str]) -> str:
     node: dict[str, Any] = {key: stored[key] for key in FROM_RUN if key in stored}
     node["trainer"] = {key: value for key, value in stored["trainer"].items() if key not in OF_MACHINE}
     defaults: list[Any] = [name, "_self_"]
-    for group, (argument, override) in overrides.items():
+    # A group before the groups within it: model=... replaces all of the model, model/net=... its net.
+    for group, (argument, override) in sorted(overrides.items(), key=lambda item: item[0].count("/")):
         if group.partition("/")[0] in node and group.partition("/")[0] != "trainer" and _is_group(group):
             arguments.remove(argument)
             parent = node
@@ -56,6 +58,15 @@ def compose_from_checkpoint(name: str, arguments: list[str]) -> str:
             defaults.append({group: override.value()})
     ConfigStore.instance().store(name=f"{name}_checkpoint", node={"defaults": defaults, **node})
     return f"{name}_checkpoint"
+
+
+def _quote_path(arguments: list[str]) -> None:
+    """Let a path be typed as it is shown: the folder of a sweep's job has = and , in its name, which Hydra reads."""
+    for place, argument in enumerate(arguments):
+        key, _, path = argument.partition("=")
+        if key == "ckpt_path" and Path(path).exists():
+            quoted = path.replace("'", "\\'")
+            arguments[place] = f"ckpt_path='{quoted}'"
 
 
 def _is_group(group: str) -> bool:

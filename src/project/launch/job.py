@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,7 +96,7 @@ def _open_run(composed: DictConfig, overrides: list[str], kind: str, chosen: Pat
 
 def _run_here(function: str, config: dict[str, Any], run: Run) -> Outcome:
     """Run as the only rank, in this process, and leave no trace in its environment."""
-    with _environment_restored(), rank.rank_log(run.folder, 0, own_console=True):
+    with rank.environment_restored(), rank.rank_log(run.folder, 0, own_console=True):
         rank.share_threads(config["launch"]["threads_per_rank"], local_world_size=1)
         try:
             return rank.load(function)(config, run)
@@ -127,7 +124,7 @@ def _run_as_rank(function: str, composed: DictConfig, overrides: list[str], kind
     if kind == "train":
         preflight.check_batch_size(config, environment.world_size())
     rank.share_threads(config["launch"]["threads_per_rank"], devices.local_world_size())
-    with _environment_restored(), rank.process_group(config):
+    with rank.environment_restored(), rank.process_group(config):
         me = environment.global_rank()
         told: list[Any] = [None]
         if me == 0:
@@ -164,14 +161,3 @@ def _check_world(config: dict[str, Any], world_size: int, launcher: str) -> None
             f"{launcher} started {world_size} ranks, but trainer.devices={per_host} on trainer.num_nodes={num_nodes} "
             f"makes {per_host * num_nodes}: type trainer.devices={max(1, world_size // num_nodes)}"
         )
-
-
-@contextmanager
-def _environment_restored() -> Iterator[None]:
-    """Lightning leaves ranks, seeds and ports in the environment, where the next run would find them."""
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

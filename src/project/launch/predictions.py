@@ -34,6 +34,7 @@ class PredictionWriter(BasePredictionWriter):
         self._part: TextIO | None = None
         self._rows: csv.DictWriter[str] | None = None
         self._next_index = 0
+        self._types: dict[str, type] = {}
         if path.suffix == ".parquet":
             _import_pyarrow()
 
@@ -61,6 +62,7 @@ class PredictionWriter(BasePredictionWriter):
         if self._rows is None:
             assert self._part is not None
             self._rows = csv.DictWriter(self._part, ["index", *columns])
+            self._types = {"index": int} | {name: type(column[0]) for name, column in columns.items()}
             self._rows.writeheader()
         columns = {"index": indices, **columns}
         self._rows.writerows(dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
@@ -72,8 +74,10 @@ class PredictionWriter(BasePredictionWriter):
         if trainer.is_global_zero:
             parts = [self._part_path(rank) for rank in range(trainer.world_size)]
             beside = self.path.with_name(f"{self.path.name}.tmp")
-            write = _write_parquet if self.path.suffix == ".parquet" else _write_csv
-            self.num_rows = write(parts, beside)
+            if self.path.suffix == ".parquet":
+                self.num_rows = _write_parquet(parts, beside, self._types)
+            else:
+                self.num_rows = _write_csv(parts, beside)
             beside.rename(self.path)
             for part in parts:
                 part.unlink()
@@ -84,7 +88,7 @@ class PredictionWriter(BasePredictionWriter):
 
 def _columns(prediction: Any, model: str) -> dict[str, list[Any]]:
     """The columns of one batch, as lists of equal length."""
-    if isinstance(prediction, Tensor):
+    if isinstance(prediction, Tensor) and prediction.ndim in (1, 2):
         if prediction.ndim == 2:
             prediction = {f"prediction_{c}": prediction[:, c] for c in range(prediction.shape[1])}
         else:
@@ -94,6 +98,10 @@ def _columns(prediction: Any, model: str) -> dict[str, list[Any]]:
             f"{model}.predict_step returns {type(prediction).__name__}: return a tensor (B,) or (B, C), or a dict of "
             "tensors (B,)"
         )
+    for name, values in prediction.items():
+        if not (isinstance(values, list | tuple) or (isinstance(values, Tensor) and values.ndim == 1)):
+            shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise UserError(f"{model}.predict_step returns {name} as {shape}: return one value per sample, (B,)")
     columns = {name: v.tolist() if isinstance(v, Tensor) else list(v) for name, v in prediction.items()}
     if len({len(column) for column in columns.values()}) != 1:
         raise UserError(f"{model}.predict_step returns columns of different lengths: return one value per sample")
@@ -130,15 +138,23 @@ def _write_csv(parts: list[Path], path: Path) -> int:
     return count
 
 
-def _write_parquet(parts: list[Path], path: Path) -> int:
-    """Through the merged CSV, whose types pyarrow reads back (whole numbers, floats, text)."""
+def _write_parquet(parts: list[Path], path: Path, types: dict[str, type]) -> int:
+    """Through the merged CSV; the types are told, for a text of digits or a late decimal point would mislead."""
     _import_pyarrow()
+    import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet
 
     text = path.with_suffix(".csv")
     count = _write_csv(parts, text)
-    with pyarrow.csv.open_csv(text) as reader, pyarrow.parquet.ParquetWriter(path, reader.schema) as writer:
+    of_python = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+    told = {name: of_python[kind] for name, kind in types.items() if kind in of_python}
+    convert = pyarrow.csv.ConvertOptions(column_types=told)
+    parse = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    with (
+        pyarrow.csv.open_csv(text, parse_options=parse, convert_options=convert) as reader,
+        pyarrow.parquet.ParquetWriter(path, reader.schema) as writer,
+    ):
         for batch in reader:
             writer.write_batch(batch)
     text.unlink()

@@ -14,11 +14,11 @@ Config = dict[str, Any]
 
 
 def _whole(low: int, *also: Any) -> Callable[[Any], bool]:
-    return lambda v: v in also or (isinstance(v, int) and not isinstance(v, bool) and v >= low)
+    return lambda v: not isinstance(v, bool) and (v in also or (isinstance(v, int) and v >= low))
 
 
 def _positive(*also: Any) -> Callable[[Any], bool]:
-    return lambda v: v in also or (isinstance(v, int | float) and not isinstance(v, bool) and v > 0)
+    return lambda v: not isinstance(v, bool) and (v in also or (isinstance(v, int | float) and v > 0))
 
 
 def _share(v: Any) -> bool:
@@ -115,7 +115,7 @@ def fit_to_targets(config: Config, overrides: list[str]) -> list[str]:
     The group's other values belong to the class that it named before. Those that were typed stay, so that a
     mistyped one is still an error. Returns what was left out, as dotted keys.
     """
-    typed = {text.lstrip("+").partition("=")[0] for text in overrides}
+    typed = {text.lstrip("+").partition("=")[0].replace("/", ".") for text in overrides}
     left_out: list[str] = []
     for key in ("data", "model"):
         if f"{key}._target_" not in typed:
@@ -157,10 +157,12 @@ def extra_of(package: str) -> str | None:
         requirements = [Requirement(text) for text in importlib.metadata.requires(root) or []]
     except importlib.metadata.PackageNotFoundError:
         return None
+    extras: list[str] = [e for e in importlib.metadata.metadata(root).get_all("Provides-Extra") or [] if e != "dev"]
     for requirement in requirements:
         if requirement.marker and requirement.name.replace("-", "_").lower() == package.replace("-", "_").lower():
-            extras = importlib.metadata.metadata(root).get_all("Provides-Extra") or []
-            return next((e for e in extras if requirement.marker.evaluate({"extra": e})), None)
+            extra = next((e for e in extras if requirement.marker.evaluate({"extra": e})), None)
+            if extra:
+                return extra
     return None
 
 

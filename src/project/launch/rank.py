@@ -12,19 +12,21 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from project import errors
 from project.launch.run import Outcome, Run
 
 if TYPE_CHECKING:
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+
+GRACE_S = 0.3  # three looks of the launcher
 
 Command = Callable[[dict[str, Any], Run], Outcome]
 
@@ -48,9 +50,16 @@ def main(assignment: Assignment, lifeline: Connection) -> Outcome | None:
         try:
             with process_group(assignment.config):
                 run = replace(assignment.run, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
-                outcome = load(assignment.function)(assignment.config, run)
+                try:
+                    outcome = load(assignment.function)(assignment.config, run)
+                except Exception as error:
+                    # Before the group is left: the others fail as soon as they miss this rank.
+                    _leave_last_words(assignment.errors, rank, error)
+                    raise
         except Exception as error:
             _leave_last_words(assignment.errors, rank, error)
+            # A rank that was killed leaves no words; the launcher must see it end before those that missed it.
+            time.sleep(GRACE_S)
             raise
     return outcome if rank == 0 else None
 
@@ -77,7 +86,22 @@ def _leave_last_words(folder: Path, rank: int, error: Exception) -> None:
         "sentence": errors.sentence(error),
         "traceback": traceback.format_exc(),
     }
-    (folder / f"rank_{rank}.json").write_text(json.dumps(words))
+    path = folder / f"rank_{rank}.json"
+    if not path.exists():
+        beside = folder / f"{rank}.tmp"
+        beside.write_text(json.dumps(words))
+        beside.rename(path)
+
+
+@contextmanager
+def environment_restored() -> Iterator[None]:
+    """Lightning leaves ranks, seeds and ports in the environment, where the next run would find them."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def share_threads(threads_per_rank: int | str, local_world_size: int) -> None:
@@ -134,12 +158,14 @@ def cluster_environment() -> ClusterEnvironment:
     from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
     from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
-    from project.launch.devices import started_by
+    from project.launch.devices import local_world_size, started_by
 
     launcher = started_by()
     if launcher == "torchrun":
         return TorchElasticEnvironment()
     if launcher == "slurm":
+        # srun --ntasks alone is fine by us; Lightning insists on this variable.
+        os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(local_world_size()))
         return SLURMEnvironment(auto_requeue=False)
     return LightningEnvironment()
 
@@ -149,7 +175,10 @@ def quiet_libraries() -> None:
     import lightning  # noqa: F401  (sets the levels that are changed here)
 
     for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.WARNING)
+        logger.propagate = not logger.handlers  # Hydra's handler would print all a second time
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # its report is what was asked for
     for message in (
         r"The `srun` command is available",  # ranks are started by our launcher, or by srun itself
         r".*does not have many workers",  # data in memory want none
@@ -191,14 +220,33 @@ def rank_log(folder: Path, rank: int, own_console: bool, tell_errors: bool = Fal
         return
     stdout, stderr = sys.stdout, sys.stderr
     with path.open("a", buffering=1) as log:
-        sys.stdout, sys.stderr = Tee(stdout, log), Tee(stderr, log)
+        own = Tee(stdout, log), Tee(stderr, log)
+        tees = cast("tuple[TextIO, TextIO]", own)
+        sys.stdout, sys.stderr = tees
+        _redirect_loggers((stdout, stderr), tees)
         try:
             yield
         except Exception:
+            for tee in own:
+                tee.finish()
             log.write(traceback.format_exc())
             raise
         finally:
+            for tee in own:
+                tee.finish()
             sys.stdout, sys.stderr = stdout, stderr
+            _redirect_loggers(tees, (stdout, stderr))
+
+
+def _redirect_loggers(before: tuple[TextIO, TextIO], after: tuple[TextIO, TextIO]) -> None:
+    """Logging handlers hold on to the console that was there when they were made."""
+    for name in ("", "lightning.pytorch", "lightning.fabric"):
+        for handler in logging.getLogger(name).handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream in before:
+                handler.setStream(after[before.index(handler.stream)])
+
+
+CURSOR_UP = re.compile(r"\x1b\[(\d*)A")
 
 
 class Tee:
@@ -208,16 +256,43 @@ class Tee:
         self._console = console
         self._log = log
         self._line = ""
+        self._redrawn: list[str] = []  # lines of a bar of several lines, until they are drawn anew or left alone
+        self._num_to_redraw = 0
 
     def write(self, text: str) -> int:
         self._line += text
         *lines, self._line = self._line.split("\n")
         for line in lines:
-            last_drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip("\r").rpartition("\r")[2]
-            if last_drawn.strip() or not line.strip("\r"):
-                self._log.write(last_drawn + "\n")
+            self._end(line)
         self._line = self._line.rpartition("\r")[2]
         return self._console.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def finish(self) -> None:
+        """Log what is still held back."""
+        if self._line:
+            self._end(self._line)
+        self._line = ""
+        self._log.writelines(self._redrawn)
+        self._redrawn = []
+
+    def _end(self, line: str) -> None:
+        last_drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip("\r").rpartition("\r")[2]
+        if line.strip("\r") and not last_drawn.strip():
+            return
+        # rich goes up over all lines of its bars and draws each again.
+        lines_up = sum(int(number or 1) for number in CURSOR_UP.findall(line))
+        if lines_up:
+            self._num_to_redraw, self._redrawn = lines_up, []
+        if self._num_to_redraw:
+            self._num_to_redraw -= 1
+            self._redrawn.append(last_drawn + "\n")
+        else:
+            self._log.writelines([*self._redrawn, last_drawn + "\n"])
+            self._redrawn = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._console, name)

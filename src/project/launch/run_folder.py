@@ -7,6 +7,7 @@ import datetime
 import functools
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import socket
@@ -85,8 +86,15 @@ def record(folder: Path, config: dict[str, Any], overrides: list[str], environme
 def write_metrics(folder: Path, outcome: Outcome) -> None:
     """Write ``metrics.json``: beside, then renamed, so that it is whole or absent."""
     beside = folder / "metrics.json.tmp"
-    beside.write_text(json.dumps(dataclasses.asdict(outcome), indent=2) + "\n")
+    beside.write_text(json.dumps(_finite(dataclasses.asdict(outcome)), indent=2) + "\n")
     beside.rename(folder / "metrics.json")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null."""
+    if isinstance(value, dict):
+        return {key: _finite(child) for key, child in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def describe_environment() -> dict[str, Any]:

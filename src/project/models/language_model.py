@@ -10,8 +10,9 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics import MetricCollection
 
+from project.models.metrics import SampleMean
 from project.models.optimization import configure
 
 Batch = dict[str, Tensor]
@@ -157,14 +158,14 @@ class LanguageModel(L.LightningModule):
                 logger.experiment.add_text(tag, markdown, self.global_step)
 
 
-class BitsPerByte(MeanMetric):
+class BitsPerByte(SampleMean):
     """The mean loss in bits: the size that the text can be compressed to, where a token is a byte."""
 
     def compute(self) -> Tensor:
         return super().compute() / math.log(2)
 
 
-class Perplexity(MeanMetric):
+class Perplexity(SampleMean):
     """exp(mean loss): among how many equally likely tokens the model is in doubt."""
 
     def compute(self) -> Tensor:
@@ -172,12 +173,11 @@ class Perplexity(MeanMetric):
 
 
 def _evaluation_metrics() -> MetricCollection:
-    # No search for NaN: it would wait for the device in every batch.
     return MetricCollection(
         {
-            "loss": MeanMetric(nan_strategy="disable"),
-            "bits_per_byte": BitsPerByte(nan_strategy="disable"),
-            "perplexity": Perplexity(nan_strategy="disable"),
+            "loss": SampleMean(),
+            "bits_per_byte": BitsPerByte(),
+            "perplexity": Perplexity(),
         },
         # Three views of one mean, which is updated once.
         compute_groups=[["loss", "bits_per_byte", "perplexity"]],

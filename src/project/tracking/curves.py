@@ -26,8 +26,8 @@ class TrainingCurves(Callback):
         self.train_s = 0.0
         self.first_step_at: float | None = None  # seconds since 1970
         self._loss: SampleMean | None = None
-        self._logged_at = 0
         self._grad_norm: Tensor | None = None
+        self._lr: float | None = None
         self._running_since: float | None = None
 
     @property
@@ -37,9 +37,9 @@ class TrainingCurves(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._loss = SampleMean().to(pl_module.device)
-        self._logged_at = trainer.global_step
 
-    # The clock runs from the start of an epoch to its last batch, and stands still in validation.
+    # The clock runs from the start of an epoch to its last batch, and stands still in validation
+    # and while checkpoints are written.
     def on_train_epoch_start(self, *_: Any) -> None:
         self._start_clock()
 
@@ -49,12 +49,16 @@ class TrainingCurves(Callback):
     def on_validation_start(self, *_: Any) -> None:
         self._stop_clock()
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.training or (trainer.validating and not trainer.sanity_checking):
-            self._start_clock()
+    def on_save_checkpoint(self, *_: Any) -> None:
+        self._stop_clock()
+
+    # Not at the end of validation: checkpoint callbacks come last, and save then.
+    def on_train_batch_start(self, *_: Any) -> None:
+        self._start_clock()
 
     def _start_clock(self) -> None:
-        self._running_since = time.perf_counter()
+        if self._running_since is None:
+            self._running_since = time.perf_counter()
 
     def _stop_clock(self) -> None:
         if self._running_since is not None:
@@ -65,9 +69,10 @@ class TrainingCurves(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         # Here gradients are complete, synchronised and unscaled, and not clipped yet.
-        if (trainer.global_step + 1) % _interval(trainer) == 0:
+        if _is_logged(trainer):
             gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
             self._grad_norm = get_total_norm(gradients) if gradients else None
+            self._lr = optimizer.param_groups[0]["lr"]  # later it is the next step's
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -82,30 +87,32 @@ class TrainingCurves(Callback):
             # Lightning hands the loss over divided by the number of batches that it accumulates.
             self._loss.update(loss.detach() * trainer.accumulate_grad_batches, length)
 
-        step = trainer.global_step
-        if step % _interval(trainer) == 0 and step != self._logged_at:
-            self._logged_at = step
+        accumulating = pl_module.automatic_optimization and trainer.fit_loop._should_accumulate()
+        if _is_logged(trainer) and not accumulating:
             if self._loss.update_called:
                 # compute() gathers over the ranks, so the value is the same on all of them.
                 pl_module.log("train/loss", self._loss.compute(), prog_bar=True, sync_dist=False)
                 self._loss.reset()
             if self._grad_norm is not None:
                 pl_module.log("train/grad_norm", self._grad_norm)
-            if trainer.optimizers:
-                pl_module.log("train/lr", trainer.optimizers[0].param_groups[0]["lr"])
+            if self._lr is not None:
+                pl_module.log("train/lr", self._lr)
 
 
-def _interval(trainer: L.Trainer) -> int:
+def _is_logged(trainer: L.Trainer) -> bool:
+    """Whether Lightning writes what is logged in this step; ``global_step`` counts every optimizer of a GAN."""
     interval: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by a connector of the Trainer
-    return interval
+    return (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % interval == 0
 
 
 def batch_length(batch: Any) -> int:
     """Samples in a batch: the first dimension of the first tensor in it, 1 where there is none."""
+    tensor = _first_tensor(batch)
+    return 1 if tensor is None or not tensor.ndim else tensor.shape[0]
+
+
+def _first_tensor(batch: Any) -> Tensor | None:
     if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.ndim else 1
-    if isinstance(batch, dict):
-        batch = list(batch.values())
-    if isinstance(batch, list | tuple):
-        return next((batch_length(part) for part in batch if isinstance(part, Tensor | dict | list | tuple)), 1)
-    return 1
+        return batch
+    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
+    return next((found for part in parts if (found := _first_tensor(part)) is not None), None)

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
+from project.models.plan import ParallelPlan
+
 POSITIONS = ("rotary", "learned")
 
 
@@ -15,9 +17,9 @@ class GPT(nn.Module):
 
     Built to be split. Tensor parallel: in each block `attention.q`, `k`, `v` and `mlp.up` split by column,
     `attention.out` and `mlp.down` by row; the heads that a rank computes follow from the weights that it holds.
-    Pipeline parallel: a stage is a copy in which `embedding`, or `head` and `norm`, are None, and the blocks of
-    other stages are `nn.Identity()`, so that the weights keep their names; it passes on (B, T, width). Stages
-    can't share the tied weight: they need `tie_weights=False`.
+    Pipeline parallel: a stage is a copy in which `embedding` and `position_embedding`, or `norm` and `head`, are
+    None, and the blocks of other stages are `nn.Identity()`, so that the weights keep their names; stages pass on
+    (B, T, width). Two stages can't share the tied weight: they need `tie_weights=False`.
 
     Shapes: tokens (B, T) int64 with T <= `context` to logits (B, T, vocab_size).
 
@@ -77,6 +79,10 @@ class GPT(nn.Module):
         initialize(self, width, depth)
         if tie_weights:
             self.head.weight = self.embedding.weight
+
+    @property
+    def parallel_plan(self) -> ParallelPlan:
+        return block_plan(self.blocks)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens (B, T) int64, or (B, T, width) where `embedding` is None, to logits or (B, T, width)."""
@@ -142,6 +148,7 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float, causal: bool, rotary_length: int) -> None:
         super().__init__()
+        self.heads = heads
         self.head_width = width // heads
         self.dropout = dropout
         self.causal = causal
@@ -218,6 +225,18 @@ def initialize(net: nn.Module, width: int, depth: int) -> None:
             nn.init.normal_(module.weight, std=deviation / math.sqrt(2 * depth) if added else deviation)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+def block_plan(blocks: nn.ModuleList) -> ParallelPlan:
+    """How a net splits its `Block`s, which it calls `blocks`: inside attention by heads, inside the MLP by features."""
+    heads = [block.attention.heads for block in blocks if isinstance(block, Block)]
+    columns = ("attention.q", "attention.k", "attention.v", "mlp.up")
+    return ParallelPlan(
+        blocks=("blocks.*",),
+        columns=tuple(f"blocks.*.{name}" for name in columns),
+        rows=("blocks.*.attention.out", "blocks.*.mlp.down"),
+        heads=heads[0] if heads else None,
+    )
 
 
 def check_sizes(**sizes: int) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from project.models.plan import ParallelPlan
+
 
 class MLP(nn.Module):
     """Flattened pixels through `depth` hidden layers of `width` units.
@@ -35,6 +37,13 @@ class MLP(nn.Module):
             layers += [nn.Linear(inputs, width), nn.GELU(), nn.Dropout(dropout)]
             inputs = width
         self.layers = nn.Sequential(*layers, nn.Linear(inputs, num_classes))
+
+    @property
+    def parallel_plan(self) -> ParallelPlan:
+        """Pairs of linear layers, the first split by columns and the second by rows; an odd last one stays whole."""
+        linear = [f"layers.{i}" for i, layer in enumerate(self.layers) if isinstance(layer, nn.Linear)]
+        paired = linear[: len(linear) // 2 * 2]
+        return ParallelPlan(blocks=tuple(linear), columns=tuple(paired[::2]), rows=tuple(paired[1::2]))
 
     def forward(self, image: Tensor) -> Tensor:
         logits: Tensor = self.layers(image)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from project.models.nets.gpt import Block, check_dropout, check_heads, check_sizes, initialize
+from project.models.nets.gpt import Block, block_plan, check_dropout, check_heads, check_sizes, initialize
+from project.models.plan import ParallelPlan
 
 
 class ViT(nn.Module):
@@ -65,6 +66,10 @@ class ViT(nn.Module):
         self.head = nn.Linear(width, num_classes)
         initialize(self, width, depth)
         nn.init.normal_(self.positions, std=math.sqrt(2 / (5 * width)))
+
+    @property
+    def parallel_plan(self) -> ParallelPlan:
+        return block_plan(self.blocks)
 
     def forward(self, image: Tensor) -> Tensor:
         features = self.patches(image).flatten(2).transpose(1, 2)  # (B, patches, width)

@@ -1,0 +1,102 @@
+"""Evaluating and predicting from a checkpoint alone."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from comparison import Run
+from project.errors import UserError
+from project.launch.from_checkpoint import compose_from_checkpoint
+
+pytestmark = pytest.mark.slow
+
+QUIET = ("trainer.enable_progress_bar=false", "trainer.enable_model_summary=false")
+
+
+@pytest.fixture
+def again(run: Run) -> Run:
+    """``again("evaluate", folder, ...)``: a command from the best checkpoint of a run."""
+
+    def start(command: str, folder: Path, *options: str) -> tuple[Path, dict[str, float]]:
+        arguments = [command, f"ckpt_path={folder}/checkpoints/best.ckpt", *options]
+        config = compose_from_checkpoint(command, arguments)
+        return run(*arguments[1:], "trainer.enable_progress_bar=false", command=command, config=config)
+
+    return start
+
+
+@pytest.fixture
+def trained(run: Run) -> tuple[Path, dict[str, float]]:
+    """A run whose data and net are not the default ones: 7 samples to test, which 2 and 4 ranks can't share evenly."""
+    options = ("model/net=residual_cnn", "model.net.width=4", "data=synthetic", "data.length=128", "data.test_length=7")
+    return run(*QUIET, *options, "data.image_shape=[1,8,8]", "data.batch_size=16", "trainer.max_epochs=1")
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_evaluation_needs_only_the_path_and_repeats_the_runs_own_test(
+    trained: tuple[Path, dict[str, float]], again: Run, devices: int
+) -> None:
+    folder, metrics = trained
+    _, repeated = again("evaluate", folder, f"trainer.devices={devices}")
+    for name in ("test/loss", "test/accuracy", "test/f1"):
+        assert f"{repeated[name]:.4f}" == f"{metrics[name]:.4f}"
+
+
+def test_what_is_typed_wins_over_the_checkpoint(trained: tuple[Path, dict[str, float]], again: Run) -> None:
+    folder, metrics = trained
+    _, repeated = again("evaluate", folder, "data.test_length=64", "split=test")
+    assert repeated["test/loss"] != pytest.approx(metrics["test/loss"])
+    _, validated = again("evaluate", folder, "split=val")
+    assert validated["val/loss"] == pytest.approx(metrics["val/loss"], abs=1e-5)
+
+
+def test_other_architecture_is_told(trained: tuple[Path, dict[str, float]], again: Run) -> None:
+    with pytest.raises(UserError, match="holds another architecture than the config builds .*size mismatch"):
+        again("evaluate", trained[0], "model.net.width=6")
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_prediction_has_one_row_per_sample_in_the_order_of_the_data(run: Run, again: Run, devices: int) -> None:
+    folder, metrics = run(*QUIET, "trainer.devices=1")
+    rows = read_rows(again("predict", folder, f"trainer.devices={devices}")[0] / "predictions.csv")
+    assert [int(row["index"]) for row in rows] == list(range(270))
+    right = sum(row["prediction"] == row["label"] for row in rows)
+    assert right / 270 == pytest.approx(metrics["test/accuracy"])
+    on_one = read_rows(again("predict", folder, "trainer.devices=1")[0] / "predictions.csv")
+    assert [row["prediction"] for row in rows] == [row["prediction"] for row in on_one]
+
+
+def test_predictions_come_as_parquet_and_of_any_split(run: Run, again: Run) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    folder, _ = run(*QUIET, "trainer.devices=1")
+    predictions, metrics = again("predict", folder, "format=parquet", "split=val", "trainer.devices=2")
+    table = parquet.read_table(predictions / "predictions.parquet")
+    assert table.column("index").to_pylist() == list(range(int(metrics["samples"])))
+    assert {"prediction", "confidence", "label"} <= set(table.column_names)
+
+
+def test_compiled_model_evaluates_without_compiling(run: Run, again: Run) -> None:
+    folder, metrics = run(*QUIET, "debug=fast", "model.compile=true", "model.net.width=8")
+    _, repeated = again("evaluate", folder, "model.compile=false")
+    assert repeated["test/loss"] == pytest.approx(metrics["test/loss"], abs=1e-5)
+
+
+def test_printed_numbers_are_those_of_the_runs_own_test(run_cli: Any) -> None:
+    trained = run_cli("train", *QUIET, "trainer.max_epochs=1", "trainer.devices=2", "paths.run_dir=run")
+    evaluated = run_cli("evaluate", "ckpt_path=run/checkpoints/best.ckpt", "trainer.devices=2")
+    assert test_rows(trained.stdout) == test_rows(evaluated.stdout)
+    assert len(test_rows(trained.stdout)) == 3
+
+
+def test_rows(table: str) -> list[list[str]]:
+    return [line.strip("│ ").split() for line in table.splitlines() if "test/" in line]
+
+
+test_rows.__test__ = False  # type: ignore[attr-defined]
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
