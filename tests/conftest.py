@@ -1,6 +1,7 @@
 """What tests share: the commands run as a user runs them, a real SLURM, and no process left behind."""
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -192,13 +193,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     from project.launch.job import run_job
 
     outputs = tmp_path_factory.mktemp("outputs")
+    numbers = itertools.count()
     done: dict[tuple[str, ...], tuple[Path, dict[str, float]]] = {}
     register_resolvers()
 
     def run(*overrides: str, command: str = "train", config: str | None = None) -> tuple[Path, dict[str, float]]:
         key = (command, *overrides)
         if key not in done:
-            folder = outputs / str(len(done))
+            folder = outputs / str(next(numbers))
             with initialize_config_dir(str(config_folder()), version_base="1.3"):
                 composed = compose(config or command, [f"paths.run_dir={folder}", *overrides])
             outcome = run_job(f"project.{command}:{command}", composed, list(overrides), command)

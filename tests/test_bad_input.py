@@ -1,5 +1,7 @@
 """What bad input gets: one sentence, exit code 1, nothing left behind."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +68,10 @@ def test_help_configs_completion_and_errors_import_neither_torch_nor_lightning(
     result = run_cli("train", *arguments.split(), env={"PYTHONPATH": str(tmp_path)})
     assert "a heavy import" not in result.stdout + result.stderr
     assert result.returncode == (1 if "=2" in arguments else 0)
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "predict"])
+def test_console_script_finds_the_configs_from_any_folder(tmp_path: Path, command: str) -> None:
+    script = Path(sys.executable).with_name(f"project-{command}")
+    result = subprocess.run([script, "--cfg", "job"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "threads_per_rank: auto" in result.stdout

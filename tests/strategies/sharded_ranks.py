@@ -174,6 +174,14 @@ def resume(config: Config, run: Run) -> Outcome:
     return Outcome({})
 
 
+def evaluate(config: Config, run: Run) -> Outcome:
+    """Test saved weights."""
+    trainer = build_trainer(config, run, [])
+    model = build_model(config, trainer)
+    model.load_state_dict(torch.load(config["weights"]))
+    return Outcome(trainer.test(model, datamodule=Data(batch_size=8), verbose=False)[0])
+
+
 class Counting(L.LightningModule):
     """Counts the rows it sees, in two ways."""
 

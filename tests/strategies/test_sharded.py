@@ -204,12 +204,17 @@ def test_a_module_that_shards_itself_is_left_as_it_is(case: Case) -> None:
 
 
 @slow
-def test_fsdp_keeps_batch_norm_as_ddp_does(tmp_path: Path) -> None:
+def test_batch_norm_trains_as_under_ddp_and_is_evaluated_as_it_is_saved(tmp_path: Path) -> None:
     config = {"function": "train", "net": "cnn", "optimizer": SGD, "trainer_arguments": {"max_steps": 4}}
     launch(tmp_path, FSDP, {"ddp": config | {"strategy": "ddp"}, "fsdp": config})
     ddp, fsdp = weights(tmp_path / "ddp"), weights(tmp_path / "fsdp")
     assert any("running_mean" in name for name in fsdp)
     assert largest_difference(ddp, fsdp) <= 1e-10
+    saved = {"function": "evaluate", "net": "cnn", "optimizer": SGD, "weights": str(tmp_path / "fsdp" / "weights.pt")}
+    launch(tmp_path, None, {"saved": saved})
+    trained = json.loads((tmp_path / "fsdp" / "metrics.json").read_text())
+    evaluated = json.loads((tmp_path / "saved" / "metrics.json").read_text())
+    assert trained["test/loss"] == pytest.approx(evaluated["test/loss"], abs=1e-12, rel=0)
 
 
 @slow

@@ -197,7 +197,7 @@ class ShardedStrategy(ParallelStrategy):
         _materialize_distributed_module(self.model, self.root_device)
         self.model_to_device()  # what is not spread
         for part in self.model.modules():
-            if False:
+            if isinstance(part, Metric) and part.process_group is None:
                 part.process_group = self.data_parallel_group
         self.barrier()
         if fitting:
@@ -247,7 +247,7 @@ class ShardedStrategy(ParallelStrategy):
 
     def _share_random_state(self) -> None:
         """Ranks that compute the same activations must draw the same dropout."""
-        if True:
+        if self._device_mesh is None or self._device_mesh["tensor_parallel"].size() == 1:
             return
         group = self._device_mesh["tensor_parallel"].get_group()
         cuda = torch.cuda.get_rng_state(self.root_device) if self.root_device.type == "cuda" else None
@@ -279,7 +279,7 @@ class ShardedStrategy(ParallelStrategy):
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
         """Over the ranks that hold different samples, unless a group is named: nothing is counted twice."""
         if isinstance(tensor, Tensor):
-            return _sync_ddp_if_available(tensor, group, reduce_op=reduce_op)
+            return _sync_ddp_if_available(tensor, group or self.data_parallel_group, reduce_op=reduce_op)
         return tensor
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002
