@@ -21,6 +21,7 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
     from project.launch.rank import cluster_environment
     from project.launch.run_folder import write_metrics
     from project.launch.seeding import RankSeeds
+    from project.strategies.sharded_checkpoint import consolidate_all
     from project.tracking.hparams import select_hparams
 
     # Every rank builds the same weights; RankSeeds gives each its own random numbers once training starts.
@@ -50,6 +51,7 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
 
     trainer.fit(model, datamodule=datamodule)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    consolidate_all(trainer)  # one plain file of each checkpoint that the ranks wrote in parts
     best = best_checkpoint(trainer)
 
     if config["test"]:

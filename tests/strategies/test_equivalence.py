@@ -1,5 +1,7 @@
 """Whatever the strategy, it is the same experiment."""
 
+from itertools import product
+
 import pytest
 
 from comparison import Run, largest_difference, weights
@@ -22,11 +24,12 @@ EXPERIMENT = (
     "trainer.enable_progress_bar=false",
     "trainer.enable_model_summary=false",
 )
-EXACT = ("ddp", "ddp_static_graph", "ddp_find_unused", "dp")
+EXACT = ("ddp", "ddp_static_graph", "ddp_find_unused", "dp", "fsdp", "tensor_parallel")
 
 
-@pytest.mark.parametrize("devices", [2, 4])
-@pytest.mark.parametrize("strategy", EXACT)
+@pytest.mark.parametrize(
+    ("strategy", "devices"), [*product(EXACT, (2, 4)), ("fsdp_tensor_parallel", 4), ("fsdp_tensor_parallel", 2)]
+)
 def test_weights_and_metrics_are_those_of_one_device(run: Run, strategy: str, devices: int) -> None:
     one, one_metrics = run(*EXPERIMENT)
     many, many_metrics = run(*EXPERIMENT, f"trainer/strategy={strategy}", f"trainer.devices={devices}")
@@ -56,7 +59,7 @@ def test_compressed_and_local_steps_stay_near_one_device(run: Run, strategy: str
         assert difference > 1e-6, "the hook has no effect"
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "dp"])
+@pytest.mark.parametrize("strategy", ["ddp", "dp", "fsdp", "tensor_parallel"])
 def test_accumulating_four_batches_equals_one_of_four_times_the_size(run: Run, strategy: str) -> None:
     parts = (f"trainer/strategy={strategy}", "trainer.devices=2", "trainer.gradient_clip_val=null")
     small, _ = run(*EXPERIMENT, *parts, "data.batch_size=64", "trainer.accumulate_grad_batches=4")
@@ -64,7 +67,9 @@ def test_accumulating_four_batches_equals_one_of_four_times_the_size(run: Run, s
     assert largest_difference(weights(small), weights(large)) <= 1e-10
 
 
-@pytest.mark.parametrize(("trained", "evaluated"), [("ddp", "dp"), ("dp", "ddp")])
+@pytest.mark.parametrize(
+    ("trained", "evaluated"), [("ddp", "dp"), ("dp", "fsdp"), ("fsdp", "tensor_parallel"), ("tensor_parallel", "ddp")]
+)
 def test_checkpoint_of_one_strategy_has_the_same_metrics_under_another(run: Run, trained: str, evaluated: str) -> None:
     folder, metrics = run(*EXPERIMENT, f"trainer/strategy={trained}", "trainer.devices=2")
     checkpoint = f"ckpt_path={folder}/checkpoints/best.ckpt"

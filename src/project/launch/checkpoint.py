@@ -53,6 +53,10 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         UserError: there is no such file, it can't be read, or another program wrote it.
     """
+    if path.is_dir():  # in parts, since its run did not come to its end
+        from project.strategies.sharded_checkpoint import consolidate
+
+        consolidate(path)
     if not path.is_file():
         at_hand = sorted(path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
         hint = f", there are {', '.join(p.name for p in at_hand)}" if at_hand else ""

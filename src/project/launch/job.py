@@ -14,7 +14,7 @@ from project.errors import UserError
 from project.launch import agent, devices, preflight, rank, run_folder, strategy
 from project.launch.run import Outcome, Run
 from project.launch.summary import announce, summarize
-from project.strategies import is_single_process
+from project.strategies import is_single_process, tensor_parallel_size
 
 
 def run_job(
@@ -48,8 +48,9 @@ def run_job(
         agent.warm_up()  # imports on another core while this process goes on
     num_devices = devices.count(trainer["accelerator"], trainer["devices"])
     num_ranks = 1 if one_process else num_devices
+    batch_shares = num_ranks // tensor_parallel_size(trainer["strategy"], num_ranks)
     if kind == "train":  # evaluation shares any number of samples out
-        preflight.check_batch_size(config, num_ranks)
+        preflight.check_batch_size(config, batch_shares)
 
     config, run = _open_run(composed, overrides, kind, sweep_folder)
     announce(kind, config, run, num_ranks, num_devices)
@@ -122,7 +123,9 @@ def _run_as_rank(function: str, composed: DictConfig, overrides: list[str], kind
             "type trainer/strategy=ddp, or start the command without it"
         )
     if kind == "train":
-        preflight.check_batch_size(config, environment.world_size())
+        world_size = environment.world_size()
+        shares = world_size // tensor_parallel_size(config["trainer"]["strategy"], devices.local_world_size())
+        preflight.check_batch_size(config, shares)
     rank.share_threads(config["launch"]["threads_per_rank"], devices.local_world_size())
     with rank.environment_restored(), rank.process_group(config):
         me = environment.global_rank()

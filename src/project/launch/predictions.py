@@ -34,11 +34,14 @@ class PredictionWriter(BasePredictionWriter):
         self._part: TextIO | None = None
         self._rows: csv.DictWriter[str] | None = None
         self._next_index = 0
+        self._writes = True
         self._types: dict[str, type] = {}
         if path.suffix == ".parquet":
             _import_pyarrow()
 
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        # Ranks that split one model predict the same samples; one of them writes.
+        self._writes = getattr(trainer.strategy, "is_first_with_its_data", True)
         self._part = self._part_path(trainer.global_rank).open("w", newline="")
 
     def write_on_batch_end(
@@ -51,6 +54,8 @@ class PredictionWriter(BasePredictionWriter):
         batch_idx: int,
         dataloader_idx: int,
     ) -> None:
+        if not self._writes:
+            return
         columns = _columns(prediction, type(pl_module).__name__)
         length = len(next(iter(columns.values())))
         sampler = getattr(trainer.predict_dataloaders, "sampler", None)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from project.errors import UserError
+
 # By Lightning's name: the class, which is not imported here, since that takes seconds.
 SINGLE_PROCESS = {"dp": f"{__name__}.data_parallel.DataParallelStrategy"}
 
@@ -15,3 +17,20 @@ def is_single_process(strategy: Any) -> bool:
     if isinstance(strategy, str):
         return strategy.lower() in SINGLE_PROCESS  # as Lightning reads it
     return isinstance(strategy, dict) and strategy.get("_target_") in SINGLE_PROCESS.values()
+
+
+def tensor_parallel_size(strategy: Any, local_world_size: int) -> int:
+    """Ranks that split one model's layers, and so read the same share of the batch; 1 without tensor parallel.
+
+    Raises:
+        UserError: it does not divide the ranks of a host.
+    """
+    given = strategy.get("tensor_parallel_size", 1) if isinstance(strategy, dict) else 1
+    size = local_world_size if given == "auto" else given
+    if not isinstance(size, int) or size < 1 or local_world_size % size:
+        devices = 2 * size if isinstance(size, int) and size > 0 else 2
+        raise UserError(
+            f"trainer.strategy.tensor_parallel_size={given} does not divide the {local_world_size} rank(s) of this "
+            f"host: type trainer.devices={devices}, or a size that does"
+        )
+    return size

@@ -9,6 +9,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from project.models.metrics import SampleMean
@@ -71,7 +72,8 @@ class TrainingCurves(Callback):
         # Here gradients are complete, synchronised and unscaled, and not clipped yet.
         if _is_logged(trainer):
             gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            self._grad_norm = get_total_norm(gradients) if gradients else None
+            norm = get_total_norm(gradients) if gradients else None
+            self._grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
             self._lr = optimizer.param_groups[0]["lr"]  # later it is the next step's
 
     def on_train_batch_end(
