@@ -17,6 +17,7 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
     from project.data.sharing import share
     from project.launch.build import build, build_all
     from project.launch.checkpoint import ConfigInCheckpoint, best_checkpoint
+    from project.launch.final_validation import FinalValidation
     from project.launch.monitor import MonitorCheck
     from project.launch.rank import cluster_environment
     from project.launch.run_folder import write_metrics
@@ -37,6 +38,7 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
         callbacks=[
             MonitorCheck(config["monitor"]),
             RankSeeds(config["seed"]),
+            FinalValidation(),
             *build_all(config, "callbacks"),
             ConfigInCheckpoint(config),
         ],

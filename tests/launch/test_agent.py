@@ -37,7 +37,7 @@ def tell(config, run):
         "rank": run.rank, "world_size": run.world_size, "env_rank": int(os.environ["RANK"]),
         "local_rank": int(os.environ["LOCAL_RANK"]), "pid": os.getpid(), "total": total.item(),
         "threads": torch.get_num_threads(), "omp": os.environ.get("OMP_NUM_THREADS"), "config": config,
-        "overrides": run.overrides, "preloaded": preloaded,
+        "overrides": run.overrides, "preloaded": preloaded, "of_job": os.environ.get("OF_THIS_JOB"),
     }
     (run.folder / f"facts_{run.rank}.json").write_text(json.dumps(facts))
     print(f"hello from {run.rank}", flush=True)
@@ -146,6 +146,17 @@ def test_the_cores_are_shared_fairly(told: tuple[Path, Outcome]) -> None:
 
 def test_the_ranks_start_with_lightning_imported(told: tuple[Path, Outcome]) -> None:
     assert all(rank["preloaded"] for rank in facts(told[0]))
+
+
+def test_variables_of_one_job_reach_its_ranks_and_no_others(
+    run_ranks: RunRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THIS_JOB", "yes")
+    run_ranks("tell", 1)
+    assert facts(tmp_path)[0]["of_job"] == "yes"
+    monkeypatch.delenv("OF_THIS_JOB")
+    run_ranks("tell", 1)
+    assert facts(tmp_path)[0]["of_job"] is None
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)

@@ -158,8 +158,8 @@ def test_a_missing_value_is_named_with_what_to_type(compose: Compose) -> None:
 
 def test_an_interpolation_of_nothing_names_the_key(compose: Compose) -> None:
     text = sentence_of(compose, "+x=${nothing}")
-    assert "'nothing' not found" in text
-    assert "full_key: x" in text
+    assert text == "x reads nothing, which is not in the config: type +nothing=VALUE, or x=VALUE"
+    assert sentence_of(compose, "~scheduler").endswith("not in the config: type scheduler=none")
 
 
 def test_a_value_that_is_there_already_is_not_called_unknown(compose: Compose) -> None:

@@ -138,3 +138,9 @@ def test_the_folder_of_a_job_of_a_sweep_can_be_typed_as_it_is_shown(
     arguments = ["evaluate", f"ckpt_path={path}"]
     name = compose_from_checkpoint("evaluate", arguments)
     assert compose(*arguments[1:], name=name).ckpt_path == str(path)
+
+
+def test_a_group_can_be_swept_over_and_stays_among_what_was_typed(checkpoint: Path) -> None:
+    arguments = ["evaluate", f"ckpt_path={checkpoint}", "data=digits,synthetic"]
+    compose_from_checkpoint("evaluate", arguments)
+    assert arguments[2] == "data=digits,synthetic"

@@ -16,6 +16,7 @@ CONFIG: dict[str, Any] = {
     "trainer": {"max_epochs": 3, "strategy": "auto"},
     "paths": {"run_dir": "somewhere"},
     "empty": {},
+    "callbacks": {"best": {"_target_": "ModelCheckpoint", "dirpath": "somewhere"}},
 }
 NAMED = {
     "seed": 0,
@@ -48,6 +49,7 @@ def test_what_the_config_names_is_shown_flat_with_classes_by_their_last_name() -
         ("paths.run_dir=somewhere", {}),
         ("hydra.verbose=true", {}),
         ("name='a=b'", {"name": "mine"}),
+        ("callbacks=early_stopping", {"callbacks": "early_stopping"}),
     ],
 )
 def test_what_is_typed_is_shown_too_but_for_paths_and_hydra(override: str, more: dict[str, Any]) -> None:

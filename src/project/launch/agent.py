@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import multiprocessing
@@ -47,6 +48,13 @@ def warm_up() -> None:
     """Start the server that the ranks are forked from; it imports in the background what they need."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
     multiprocessing.forkserver.ensure_running()
+    _environment_of_server()
+
+
+@functools.cache
+def _environment_of_server() -> dict[str, str]:
+    """The variables that the server was started with, and that its copies begin with."""
+    return dict(os.environ)
 
 
 def run_ranks(function: str, config: dict[str, Any], run: Run, num_ranks: int) -> Outcome:
@@ -60,6 +68,8 @@ def run_ranks(function: str, config: dict[str, Any], run: Run, num_ranks: int) -
     from torch.distributed.elastic.multiprocessing import SignalException
 
     warm_up()
+    of_server = _environment_of_server()
+    of_job = {name: value for name, value in os.environ.items() if of_server.get(name) != value}
     lifeline, held = multiprocessing.Pipe(duplex=False)
     with (
         tempfile.TemporaryDirectory(prefix="project-ranks-") as private,
@@ -69,7 +79,7 @@ def run_ranks(function: str, config: dict[str, Any], run: Run, num_ranks: int) -
         lifeline,
     ):
         last_words = Path(private)
-        assignment = rank.Assignment(function, config, run, last_words)
+        assignment = rank.Assignment(function, config, run, last_words, of_job)
         agent = _agent(num_ranks, (assignment, lifeline), private)
         try:
             result = agent.run()

@@ -5,7 +5,7 @@ import inspect
 import sys
 from typing import Any
 
-from project.errors import UserError, did_you_mean
+from project.errors import UserError, did_you_mean, full_tracebacks
 
 Config = dict[str, Any]
 
@@ -31,7 +31,8 @@ def build(config: Config, key: str, **more: Any) -> Any:
             cause = cause.__cause__
         if isinstance(cause, TypeError | ValueError | ImportError | InstantiationException):
             text = " ".join(str(cause).split())
-            raise UserError(f"{key}: {node.get('_target_')} can't be built: {text}") from error
+            where = "" if full_tracebacks() else " (HYDRA_FULL_ERROR=1 shows where)"
+            raise UserError(f"{key}: {node.get('_target_')} can't be built: {text}{where}") from error
         raise cause from None
 
 

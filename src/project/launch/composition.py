@@ -9,7 +9,7 @@ from typing import Any
 
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from project.errors import did_you_mean, nearest
 from project.launch.run_folder import new_folder
@@ -46,6 +46,13 @@ def explain(error: Exception, config_name: str) -> str | None:
         return _explain_override(f"{error}\n{error.__cause__ or ''}", config_name)
     if isinstance(error, MissingMandatoryValue):
         return f"{_full_key(error)} has no value: type {_full_key(error)}=VALUE"
+    if isinstance(error, InterpolationKeyError):
+        match = re.search(r"Interpolation key '([^']+)'", str(error))
+        if match:
+            read = match.group(1)
+            has_none = (config_folder() / read / "none.yaml").exists()
+            advice = f"type {read}=none" if has_none else f"type +{read}=VALUE, or {_full_key(error)}=VALUE"
+            return f"{_full_key(error)} reads {read}, which is not in the config: {advice}"
     if isinstance(error, OmegaConfBaseException):
         return " ".join(str(error).split())
     return str(error) if isinstance(error, HydraException) else None

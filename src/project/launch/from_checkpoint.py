@@ -20,7 +20,7 @@ def compose_from_checkpoint(name: str, arguments: list[str]) -> str:
     """Register the config ``<name>_checkpoint`` for Hydra and say its name.
 
     ``arguments`` are those of the command line. A group that is chosen there (``data=synthetic``) takes the place
-    of the checkpoint's: it moves from the arguments, where Hydra knows no group to replace, into the defaults.
+    of the checkpoint's: it stands in the defaults without a choice, since Hydra lets only such groups be chosen.
 
     Raises:
         UserError: there is no ``ckpt_path``, or nothing can be read there.
@@ -47,15 +47,17 @@ def compose_from_checkpoint(name: str, arguments: list[str]) -> str:
     node: dict[str, Any] = {key: stored[key] for key in FROM_RUN if key in stored}
     node["trainer"] = {key: value for key, value in stored["trainer"].items() if key not in OF_MACHINE}
     defaults: list[Any] = [name, "_self_"]
-    # A group before the groups within it: model=... replaces all of the model, model/net=... its net.
-    for group, (argument, override) in sorted(overrides.items(), key=lambda item: item[0].count("/")):
-        if group.partition("/")[0] in node and group.partition("/")[0] != "trainer" and _is_group(group):
-            arguments.remove(argument)
-            parent = node
-            for part in group.split("/")[:-1]:
-                parent = parent[part]
-            parent.pop(group.rpartition("/")[2], None)
-            defaults.append({group: override.value()})
+    # A group before the groups within it: model=... replaces all of the model, and names its own net for
+    # model/net=... to replace.
+    for group in sorted(overrides, key=lambda group: group.count("/")):
+        outer, _, inner = group.rpartition("/")
+        if group.partition("/")[0] not in FROM_RUN or not _is_group(group) or {outer: None} in defaults:
+            continue
+        parent = node
+        for part in outer.split("/") if outer else []:
+            parent = parent[part]
+        parent.pop(inner, None)
+        defaults.append({group: None})
     ConfigStore.instance().store(name=f"{name}_checkpoint", node={"defaults": defaults, **node})
     return f"{name}_checkpoint"
 

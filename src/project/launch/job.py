@@ -72,6 +72,7 @@ def _plain(composed: DictConfig, overrides: list[str], run_dir: Path | None = No
     left_out = preflight.fit_to_targets(config, overrides)
     if left_out and run_dir is not None:
         print(f"Left out, because the classes that were put in don't take them: {', '.join(left_out)}")
+    preflight.check_complete(config)
     trainer = config["trainer"]
     trainer["strategy"] = strategy.resolve(trainer["strategy"])
     trainer["devices"] = devices.parse(trainer["devices"])

@@ -25,9 +25,11 @@ class MonitorCheck(Callback):
                 continue
             choices = ", ".join(logged) if logged else "nothing"
             advice = nearest(name, logged) or (logged[0] if logged else "null")
+            is_own = name == self.monitor
             raise UserError(
-                f"monitor={name} is not among what {type(pl_module).__name__} logs in validation ({choices}): "
-                f"type monitor={advice}"
+                f"{'' if is_own else 'a callback or scheduler: '}monitor={name} is not among what "
+                f"{type(pl_module).__name__} logs in validation ({choices}): "
+                f"{'type' if is_own else 'give it'} monitor={advice}"
             )
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -68,6 +68,24 @@ PRECISIONS = (
 )  # fmt: skip
 
 
+# What every command reads of the config; `~trainer.devices` would take it out.
+REQUIRED = (
+    "name", "seed", "data._target_", "model._target_", "paths.run_dir", "launch.threads_per_rank", "launch.timeout_s",
+    "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy",
+)  # fmt: skip
+
+
+def check_complete(config: Config) -> None:
+    """Check that nothing was taken out of the config that no run can do without.
+
+    Raises:
+        UserError: something was.
+    """
+    for key in REQUIRED:
+        if _select(config, key) is _ABSENT:
+            raise UserError(f"{key} is not in the config, and no run can do without it: give it a value, {key}=VALUE")
+
+
 def check(config: Config) -> None:
     """Check the values, names and packages of a config.
 

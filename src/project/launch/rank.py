@@ -33,16 +33,26 @@ Command = Callable[[dict[str, Any], Run], Outcome]
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the launching process hands to each rank it starts; ``errors`` is a folder for their last words."""
+    """What the launching process hands to each rank it starts.
+
+    Attributes:
+        function: The command, ``module:name``.
+        config: Composed and resolved.
+        run: As the launching process knows it.
+        errors: A folder for the ranks' last words.
+        environment: Variables of this job alone, as ``hydra.job.env_set`` makes them.
+    """
 
     function: str
     config: dict[str, Any]
     run: Run
     errors: Path
+    environment: dict[str, str]
 
 
 def main(assignment: Assignment, lifeline: Connection) -> Outcome | None:
     """Run the command as the rank that the environment names; the outcome comes from rank 0."""
+    os.environ.update(assignment.environment)
     rank = int(os.environ["RANK"])
     threading.Thread(target=_die_with_launcher, args=(lifeline,), daemon=True).start()
     share_threads(assignment.config["launch"]["threads_per_rank"], int(os.environ["LOCAL_WORLD_SIZE"]))

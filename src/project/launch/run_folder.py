@@ -52,22 +52,24 @@ def new_folder(parent: str, prefix: str) -> str:
 
 
 def take(folder: Path) -> Path:
-    """Create the folder that the user or the sweep chose.
+    """Create and claim the folder that the user or the sweep chose: one run creates its ``config.yaml``.
 
     Raises:
         UserError: it holds a run already, or can't be created.
     """
-    if (folder / "config.yaml").exists():
-        raise UserError(f"{folder} holds a run already: type another paths.run_dir, or leave it out for a new folder")
+    config = folder / "config.yaml"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        config.touch(exist_ok=False)
     except OSError as error:
+        if isinstance(error, FileExistsError) and config.exists():
+            raise UserError(
+                f"{folder} holds a run already: type another paths.run_dir, or leave it out for a new folder"
+            ) from None
         raise UserError(
             f"the run folder {folder} can't be created ({error.strerror}): type paths.run_dir=FOLDER with a folder "
             "that you may write to"
         ) from error
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"the run folder {folder} can't be written to: type paths.run_dir=FOLDER with another")
     return folder.resolve()
 
 

@@ -8,19 +8,22 @@ Plain = bool | int | float | str
 def select_hparams(config: dict[str, Any], overrides: list[str]) -> dict[str, Plain]:
     """The values that ``config["hparams"]`` names, and all that were overridden, as ``{dotted key: value}``.
 
-    A class stands as its last name, None as the word none, a list as its text.
+    A class stands as its last name, None as the word none, a list as its text, and a typed group of several
+    classes (``callbacks=early_stopping``) as the choice.
     """
-    keys = list(config["hparams"])
+    choices = {}
     for override in overrides:
-        key = override.lstrip("+~").partition("=")[0].replace("/", ".")
+        key, _, choice = override.lstrip("+~").partition("=")
         if not key.startswith(("paths.", "hydra.")):
-            keys.append(key)
+            choices[key.replace("/", ".")] = choice
     selected: dict[str, Plain] = {}
-    for key in keys:
+    for key in [*config["hparams"], *choices]:
         node: Any = config
         for part in key.split("."):
             node = node.get(part, _ABSENT) if isinstance(node, dict) else _ABSENT
-        if node is not _ABSENT:
+        if isinstance(node, dict) and "_target_" not in node and key in choices:
+            selected[key] = choices[key]
+        elif node is not _ABSENT:
             selected |= _flatten(node, key)
     return selected
 
