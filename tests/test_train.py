@@ -131,8 +131,8 @@ def test_two_batches_are_learnt_by_heart(run: Run) -> None:
 
 def test_profile_of_the_hooks_is_printed_and_logged(run_cli: Any, tmp_path: Path) -> None:
     result = run_cli("train", *QUIET, "debug=profile", "trainer.max_epochs=1", "paths.run_dir=run")
-    assert (result.stdout + result.stderr).count("Profiler Report") == 1
-    assert "Profiler Report" in (tmp_path / "run" / "ranks" / "rank_0.log").read_text()
+    assert (result.stdout + result.stderr).count("FIT Profiler Report") == 1
+    assert "FIT Profiler Report" in (tmp_path / "run" / "ranks" / "rank_0.log").read_text()
 
 
 def test_console_is_rank_zeros_and_each_rank_has_its_log(run_cli: Any, tmp_path: Path) -> None:

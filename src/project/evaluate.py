@@ -35,7 +35,7 @@ def evaluate(config: dict[str, Any], run: Run) -> Outcome:
         run_split(model, datamodule=datamodule, ckpt_path=config["ckpt_path"], verbose=False, weights_only=True)
 
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    outcome = Outcome(metrics, checkpoint=config["ckpt_path"], world_size=trainer.world_size)
+    outcome = Outcome(metrics, folder=str(run.folder), checkpoint=config["ckpt_path"], world_size=trainer.world_size)
     if trainer.is_global_zero:
         write_metrics(run.folder, outcome)
     return outcome

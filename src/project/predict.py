@@ -42,7 +42,8 @@ def predict(config: dict[str, Any], run: Run) -> Outcome:
         )
 
     files = {"predictions": str(writer.path)}
-    return Outcome({"samples": float(writer.num_rows)}, files=files, world_size=trainer.world_size)
+    samples = {"samples": float(writer.num_rows)}
+    return Outcome(samples, folder=str(run.folder), files=files, world_size=trainer.world_size)
 
 
 main = command("predict", predict, prepare=compose_from_checkpoint)

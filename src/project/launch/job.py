@@ -18,12 +18,17 @@ from project.strategies import is_single_process, tensor_parallel_size
 
 
 def run_job(
-    function: str, composed: DictConfig, overrides: list[str], kind: str = "train", sweep_folder: Path | None = None
+    function: str,
+    composed: DictConfig,
+    overrides: list[str],
+    kind: str = "train",
+    sweep_folder: Path | None = None,
+    started_at: float | None = None,
 ) -> Outcome:
     """Check the config, claim a run folder, run ``function`` (``module:name``) on every rank, print what came of it.
 
     ``kind`` is the command's name; the folders of all but ``train`` begin with it. ``sweep_folder`` is the run
-    folder that a sweep chose.
+    folder that a sweep chose. ``started_at``, in seconds since 1970, is by default the start of this process.
 
     Raises:
         UserError: something in the config can't work; nothing was started and no folder was made.
@@ -53,6 +58,7 @@ def run_job(
         preflight.check_batch_size(config, batch_shares)
 
     config, run = _open_run(composed, overrides, kind, sweep_folder)
+    run = replace(run, started_at=started_at or run.started_at)
     announce(kind, config, run, num_ranks, num_devices)
     # A job of a sweep gets a process of its own even when it is alone: nothing leaks from job to job.
     if num_ranks == 1 and not in_sweep:

@@ -184,7 +184,7 @@ def quiet_libraries() -> None:
     """Keep what Lightning says of itself out of the log: devices, strategy and paths stand in our own lines."""
     import lightning  # noqa: F401  (sets the levels that are changed here)
 
-    for name in ("lightning.pytorch", "lightning.fabric"):
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         logger = logging.getLogger(name)
         logger.setLevel(logging.WARNING)
         logger.propagate = not logger.handlers  # Hydra's handler would print all a second time
@@ -250,7 +250,7 @@ def rank_log(folder: Path, rank: int, own_console: bool, tell_errors: bool = Fal
 
 def _redirect_loggers(before: tuple[TextIO, TextIO], after: tuple[TextIO, TextIO]) -> None:
     """Logging handlers hold on to the console that was there when they were made."""
-    for name in ("", "lightning.pytorch", "lightning.fabric"):
+    for name in ("", "lightning", "lightning.pytorch", "lightning.fabric"):
         for handler in logging.getLogger(name).handlers:
             if isinstance(handler, logging.StreamHandler) and handler.stream in before:
                 handler.setStream(after[before.index(handler.stream)])

@@ -28,11 +28,12 @@ class Run:
 class Outcome:
     """What came of a run: plain data, so that it crosses processes and becomes ``metrics.json``.
 
-    ``objective`` is what a sweep optimizes: the best value of the monitored metric.
+    ``objective`` is what a sweep optimizes: the best value of the monitored metric; ``folder`` the run folder.
     """
 
     metrics: dict[str, float]
     objective: float | None = None
+    folder: str | None = None
     checkpoint: str | None = None
     files: dict[str, str] = field(default_factory=dict)
     world_size: int = 1
@@ -54,6 +55,7 @@ class Outcome:
         return cls(
             metrics=dict(sorted(metrics.items())),
             objective=score,
+            folder=str(run.folder),
             checkpoint=best.path if best else None,
             world_size=trainer.world_size,
             epochs=trainer.current_epoch,
