@@ -1,0 +1,37 @@
+"""The commands, called from Python."""
+
+from pathlib import Path
+
+import pytest
+
+from project.errors import UserError
+from project.launch.call import call
+
+QUIET = ("debug=fast", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "logger=none")
+
+
+@pytest.mark.slow
+def test_a_run_says_where_its_folder_is_and_its_checkpoint_can_be_evaluated(tmp_path: Path) -> None:
+    outcome = call("train", *QUIET, f"paths.outputs={tmp_path}")
+    assert outcome.folder is not None
+    assert (Path(outcome.folder) / "metrics.json").is_file()
+    assert outcome.first_step_s is not None
+    assert outcome.first_step_s < 60  # from the call on, not from the start of this process
+    again = call("evaluate", f"ckpt_path={outcome.checkpoint}", f"paths.outputs={tmp_path}", QUIET[1])
+    assert again.metrics["test/loss"] == pytest.approx(outcome.metrics["test/loss"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (("trian",), "type train, evaluate or predict"),
+        (("train", "data=digts"), "type data=digits"),
+        (("train", "optimizer.rl=1"), "did you mean optimizer.lr?"),
+        (("train", "trainer.max_epochs=-3"), "type trainer.max_epochs="),
+        (("evaluate",), "type ckpt_path="),
+    ],
+)
+def test_what_cant_be_is_told_in_a_sentence(arguments: tuple[str, ...], advice: str) -> None:
+    with pytest.raises(UserError) as info:
+        call(*arguments)
+    assert advice in str(info.value)
