@@ -2,7 +2,6 @@
 
 import copy
 import math
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -61,9 +60,7 @@ def test_product_of_turned_vectors_depends_on_their_distance_alone() -> None:
 
 def test_tied_head_is_the_very_matrix_of_the_embedding() -> None:
     tied, untied = gpt(), gpt(tie_weights=False)
-    assert tied.head is not None
-    assert tied.embedding is not None
-    assert tied.head.weight is tied.embedding.weight
+    assert tied.head.weight is tied.embedding.tokens.weight
     sizes = [sum(parameter.numel() for parameter in net.parameters()) for net in (tied, untied)]
     assert sizes[1] - sizes[0] == 50 * 32
     assert list(tied.state_dict()) == list(untied.state_dict())
@@ -112,27 +109,6 @@ def test_net_learns_a_short_text_by_heart() -> None:
         loss.backward()
         optimizer.step()
     assert loss.item() < 0.1
-
-
-@pytest.mark.parametrize("stages", [2, 3])
-@pytest.mark.parametrize("positions", ["rotary", "learned"])
-def test_consecutive_stages_compute_what_the_whole_net_computes(stages: int, positions: str) -> None:
-    net, tokens = gpt(positions=positions, tie_weights=False), some_tokens()
-    bounds = list(pairwise(round(stage * 3 / stages) for stage in range(stages + 1)))
-    features, names = tokens, set()
-    for stage, (start, stop) in enumerate(bounds):
-        part = copy.deepcopy(net)
-        for index in range(3):
-            if not start <= index < stop:
-                part.blocks[index] = nn.Identity()
-        if stage > 0:
-            part.embedding = part.position_embedding = None
-        if stage < stages - 1:
-            part.norm = part.head = None
-        names |= set(part.state_dict())
-        features = part(features)
-    assert torch.equal(features, net(tokens))
-    assert names == set(net.state_dict())
 
 
 def test_attention_split_by_columns_and_rows_adds_up() -> None:

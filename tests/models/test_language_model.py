@@ -96,7 +96,7 @@ def test_uneven_batches_weigh_by_their_bytes() -> None:
 
 def test_uniform_predictions_cost_eight_bits_per_byte() -> None:
     model = language_model()
-    torch.nn.init.zeros_(model.net.embedding.weight)  # type: ignore[arg-type, union-attr]
+    torch.nn.init.zeros_(model.net.embedding.tokens.weight)  # type: ignore[arg-type, union-attr]
     model.validation_step({"tokens": all_blocks()}, 0)
     computed = model.val_metrics.compute()
     assert computed["val/bits_per_byte"].item() == pytest.approx(8)
@@ -180,7 +180,7 @@ def test_checkpoint_is_plain_data_and_rebuilds_the_model(tmp_path: Path, compile
     assert checkpoint["hyper_parameters"]["net"]["_target_"] == "project.models.nets.GPT"
     rebuilt = LanguageModel.load_from_checkpoint(tmp_path / "model.ckpt")
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), rebuilt.parameters(), strict=True))
-    assert rebuilt.net.head.weight is rebuilt.net.embedding.weight  # type: ignore[union-attr]
+    assert rebuilt.net.head.weight is rebuilt.net.embedding.tokens.weight  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

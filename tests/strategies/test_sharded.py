@@ -25,8 +25,9 @@ from project.launch.composition import config_folder
 from project.launch.run import Run
 from project.models.nets import GPT, MLP, ResidualCNN, ViT
 from project.models.plan import ParallelPlan
+from project.strategies.mesh import check_no_copies
 from project.strategies.placement import parallelize
-from project.strategies.sharded import ShardedStrategy, _check_no_copies, check_divides
+from project.strategies.sharded import ShardedStrategy, check_divides
 from project.strategies.sharded_checkpoint import spread_like
 
 Metrics = dict[str, float]
@@ -300,7 +301,7 @@ def test_tensor_parallel_splits_what_the_plan_says(mesh: Callable[[int, int], An
     assert local["blocks.0.mlp.up.bias"] == (16,)
     assert local["blocks.0.mlp.down.weight"] == (8, 16)
     assert local["embedding.weight"] == (10, 8)
-    assert module.net.head.weight is module.net.embedding.weight
+    assert module.net.head.weight is module.net.embedding.tokens.weight
 
 
 @pytest.mark.parametrize(("depth", "split"), [(1, [1, 4]), (2, [1, 4]), (3, [1, 4, 7, 10])])
@@ -359,7 +360,7 @@ def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any]) -> None
 def test_averaged_weights_are_refused() -> None:
     trainer = SimpleNamespace(callbacks=[EMAWeightAveraging()])
     with pytest.raises(UserError, match="EMAWeightAveraging keeps a copy"):
-        _check_no_copies(trainer)  # type: ignore[arg-type]
+        check_no_copies(trainer)  # type: ignore[arg-type]
 
 
 def test_a_checkpoint_of_another_architecture_is_told_as_torch_tells_it(mesh: Callable[[int, int], Any]) -> None:

@@ -18,9 +18,12 @@ class ParallelPlan:
         columns: Linear layers whose output features are split over the ranks of tensor parallel.
         rows: Linear layers whose input features are split; each reads what a layer of `columns` wrote.
         heads: Attention heads that `columns` hold, which can't be split themselves.
+        chain: Modules which, called one after another, each with what the one before returned, are the net's whole
+            `forward`: what `pipeline` and `layer_split` cut into stages. A `*` stands for all its modules in order.
     """
 
     blocks: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     heads: int | None = None
+    chain: tuple[str, ...] = ()

@@ -38,7 +38,7 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, reshard_after_forward: bool
     _check_parameters_have_a_net(module, nets.values())
     plans = _plans(module)
     device = torch.device(mesh.device_type)  # the current one
-    _take_from_rank_zero(chain(module.parameters(), module.buffers()), device)
+    take_from_rank_zero(chain(module.parameters(), module.buffers()), device)
     data_parallel, tensor_parallel = mesh["data_parallel"], mesh["tensor_parallel"]
     blocks = _blocks(nets, plans)  # before splitting, so that a bad pattern is told first
     if tensor_parallel.size() > 1:
@@ -62,12 +62,15 @@ def is_parallel(module: nn.Module) -> bool:
     )
 
 
-def take_buffers_from_rank_zero(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Make saved buffers (batch norm's statistics) equal on all ranks, as DDP does; those of metrics are left alone."""
+def take_buffers(module: nn.Module, group: dist.ProcessGroup | None = None, source: int = 0) -> None:
+    """Give all ranks of a group one rank's saved buffers (batch norm's statistics), as DDP does.
+
+    Those of metrics are left alone, and so are those that this rank has not (on the meta device).
+    """
     for part in _modules_with_parameters_or_buffers(module):
         for name, buffer in part._buffers.items():
-            if buffer is not None and name not in part._non_persistent_buffers_set:
-                dist.broadcast(buffer, src=0, group=group)
+            if buffer is not None and not buffer.is_meta and name not in part._non_persistent_buffers_set:
+                dist.broadcast(buffer, group_src=source, group=group)
 
 
 def _nets(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -107,7 +110,7 @@ def _plans(module: nn.Module) -> list[tuple[str, nn.Module, ParallelPlan]]:
     return found
 
 
-def _matching(pattern: str, owner: nn.Module) -> list[tuple[str, nn.Module]]:
+def matching(pattern: str, owner: nn.Module) -> list[tuple[str, nn.Module]]:
     """The modules that a pattern names.
 
     Raises:
@@ -127,7 +130,7 @@ def _matching(pattern: str, owner: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def _blocks(nets: dict[str, nn.Module], plans: list[tuple[str, nn.Module, ParallelPlan]]) -> list[nn.Module]:
     """What FSDP gathers one at a time, innermost first."""
-    planned = [block for _, owner, plan in plans for pattern in plan.blocks for _, block in _matching(pattern, owner)]
+    planned = [block for _, owner, plan in plans for pattern in plan.blocks for _, block in matching(pattern, owner)]
     blocks: list[nn.Module] = []
     for net in nets.values():
         own = set(net.modules())
@@ -176,7 +179,7 @@ def _split(nets: dict[str, nn.Module], plans: list[tuple[str, nn.Module, Paralle
             (plan.columns, "output", ColwiseParallel),
             (plan.rows, "input", RowwiseParallel),
         ):
-            for name, layer in (found for pattern in patterns for found in _matching(pattern, owner)):
+            for name, layer in (found for pattern in patterns for found in matching(pattern, owner)):
                 if not isinstance(layer, nn.Linear):
                     raise UserError(
                         f"{type(owner).__name__}.parallel_plan splits {name}, which is a {type(layer).__name__}: name "
@@ -261,7 +264,7 @@ def _modules_with_parameters_or_buffers(module: nn.Module) -> Iterator[nn.Module
         yield from _modules_with_parameters_or_buffers(child)
 
 
-def _take_from_rank_zero(tensors: Iterable[Tensor], device: torch.device) -> None:
+def take_from_rank_zero(tensors: Iterable[Tensor], device: torch.device) -> None:
     """Give all ranks rank 0's values, one tensor at a time."""
     for tensor in tensors:
         if not tensor.is_meta:

@@ -17,9 +17,8 @@ class GPT(nn.Module):
 
     Built to be split. Tensor parallel: in each block `attention.q`, `k`, `v` and `mlp.up` split by column,
     `attention.out` and `mlp.down` by row; the heads that a rank computes follow from the weights that it holds.
-    Pipeline parallel: a stage is a copy in which `embedding` and `position_embedding`, or `norm` and `head`, are
-    None, and the blocks of other stages are `nn.Identity()`, so that the weights keep their names; stages pass on
-    (B, T, width). Two stages can't share the tied weight: they need `tie_weights=False`.
+    Stages of a pipeline: embedding, blocks, norm and head follow one another and pass on (B, T, width). Two stages
+    can't share the tied weight: they need `tie_weights=False`.
 
     Shapes: tokens (B, T) int64 with T <= `context` to logits (B, T, vocab_size).
 
@@ -38,11 +37,6 @@ class GPT(nn.Module):
     Raises:
         ValueError: A size is out of range, `heads` does not divide `width`, or a sequence is too long.
     """
-
-    embedding: nn.Embedding | None
-    position_embedding: nn.Embedding | None
-    norm: nn.LayerNorm | None
-    head: nn.Linear | None
 
     def __init__(
         self,
@@ -65,45 +59,49 @@ class GPT(nn.Module):
                 f"model.net.positions={positions} is unknown: "
                 f"type {' or '.join(f'model.net.positions={choice}' for choice in POSITIONS)}"
             )
-        self.context = context
-        self.checkpoint_activations = checkpoint_activations
-        self.embedding = nn.Embedding(vocab_size, width)
-        self.position_embedding = nn.Embedding(context, width) if positions == "learned" else None
-        self.dropout = nn.Dropout(dropout)
+        self.embedding = Embedding(vocab_size, context, width, dropout, learned_positions=positions == "learned")
         rotary_length = context if positions == "rotary" else 0
         self.blocks = nn.ModuleList(
-            Block(width, heads, dropout, causal=True, rotary_length=rotary_length) for _ in range(depth)
+            Block(width, heads, dropout, True, rotary_length, checkpoint_activations) for _ in range(depth)
         )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocab_size, bias=False)
         initialize(self, width, depth)
         if tie_weights:
-            self.head.weight = self.embedding.weight
+            self.head.weight = self.embedding.tokens.weight
 
     @property
     def parallel_plan(self) -> ParallelPlan:
-        return block_plan(self.blocks)
+        return block_plan(self.blocks, chain=("embedding", "blocks.*", "norm", "head"))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens (B, T) int64, or (B, T, width) where `embedding` is None, to logits or (B, T, width)."""
+        features = self.embedding(tokens)
+        for block in self.blocks:
+            features = block(features)
+        logits: Tensor = self.head(self.norm(features))
+        return logits
+
+
+class Embedding(nn.Module):
+    """A vector for each token, and one for its place where positions are learned.
+
+    Shapes: tokens (B, T) int64 with T <= `context` to (B, T, width).
+    """
+
+    def __init__(self, vocab_size: int, context: int, width: int, dropout: float, learned_positions: bool) -> None:
+        super().__init__()
+        self.context = context
+        self.tokens = nn.Embedding(vocab_size, width)
+        self.positions = nn.Embedding(context, width) if learned_positions else None
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
         T = tokens.shape[1]
         if self.context < T:
             raise ValueError(f"the sequence holds {T} tokens, more than model.net.context={self.context}")
-        features = tokens if self.embedding is None else self._embed(tokens)
-        for block in self.blocks:
-            if self.checkpoint_activations and torch.is_grad_enabled():
-                features = checkpoint(block, features, use_reentrant=False)
-            else:
-                features = block(features)
-        if self.norm is not None:
-            features = self.norm(features)
-        return features if self.head is None else self.head(features)
-
-    def _embed(self, tokens: Tensor) -> Tensor:
-        assert self.embedding is not None
-        features: Tensor = self.embedding(tokens)
-        if self.position_embedding is not None:
-            features = features + self.position_embedding(torch.arange(tokens.shape[1], device=tokens.device))
+        features: Tensor = self.tokens(tokens)
+        if self.positions is not None:
+            features = features + self.positions(torch.arange(T, device=tokens.device))
         dropped: Tensor = self.dropout(features)
         return dropped
 
@@ -119,12 +117,20 @@ class Block(nn.Module):
         dropout: See `GPT`.
         causal: A token attends to itself and what stands before it; else to all.
         rotary_length: Longest sequence whose positions are marked by rotation; 0 marks none.
+        checkpoint_activations: See `GPT`.
     """
 
     def __init__(
-        self, width: int, heads: int, dropout: float = 0.0, causal: bool = False, rotary_length: int = 0
+        self,
+        width: int,
+        heads: int,
+        dropout: float = 0.0,
+        causal: bool = False,
+        rotary_length: int = 0,
+        checkpoint_activations: bool = False,
     ) -> None:
         super().__init__()
+        self.checkpoint_activations = checkpoint_activations
         self.attention_norm = nn.LayerNorm(width)
         self.attention = Attention(width, heads, dropout, causal, rotary_length)
         self.mlp_norm = nn.LayerNorm(width)
@@ -132,6 +138,12 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, features: Tensor) -> Tensor:
+        if self.checkpoint_activations and torch.is_grad_enabled():
+            recomputed: Tensor = checkpoint(self._compute, features, use_reentrant=False)
+            return recomputed
+        return self._compute(features)
+
+    def _compute(self, features: Tensor) -> Tensor:
         features = features + self.dropout(self.attention(self.attention_norm(features)))
         added: Tensor = self.dropout(self.mlp(self.mlp_norm(features)))
         return features + added
@@ -227,7 +239,7 @@ def initialize(net: nn.Module, width: int, depth: int) -> None:
             nn.init.zeros_(module.bias)
 
 
-def block_plan(blocks: nn.ModuleList) -> ParallelPlan:
+def block_plan(blocks: nn.ModuleList, chain: tuple[str, ...]) -> ParallelPlan:
     """How a net splits its `Block`s, which it calls `blocks`: inside attention by heads, inside the MLP by features."""
     heads = [block.attention.heads for block in blocks if isinstance(block, Block)]
     columns = ("attention.q", "attention.k", "attention.v", "mlp.up")
@@ -236,6 +248,7 @@ def block_plan(blocks: nn.ModuleList) -> ParallelPlan:
         columns=tuple(f"blocks.*.{name}" for name in columns),
         rows=("blocks.*.attention.out", "blocks.*.mlp.down"),
         heads=heads[0] if heads else None,
+        chain=chain,
     )
 
 

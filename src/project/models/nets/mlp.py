@@ -43,7 +43,9 @@ class MLP(nn.Module):
         """Pairs of linear layers, the first split by columns and the second by rows; an odd last one stays whole."""
         linear = [f"layers.{i}" for i, layer in enumerate(self.layers) if isinstance(layer, nn.Linear)]
         paired = linear[: len(linear) // 2 * 2]
-        return ParallelPlan(blocks=tuple(linear), columns=tuple(paired[::2]), rows=tuple(paired[1::2]))
+        return ParallelPlan(
+            blocks=tuple(linear), columns=tuple(paired[::2]), rows=tuple(paired[1::2]), chain=("layers.*",)
+        )
 
     def forward(self, image: Tensor) -> Tensor:
         logits: Tensor = self.layers(image)

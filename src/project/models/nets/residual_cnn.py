@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
+from project.models.plan import ParallelPlan
+
 
 class ResidualCNN(nn.Module):
     """A convolution, `blocks` residual blocks, the mean over all positions and a linear layer.
@@ -40,11 +42,16 @@ class ResidualCNN(nn.Module):
             else:
                 body.append(ResidualBlock(width, width))
         self.body = nn.Sequential(*body)
+        self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.head = nn.Linear(width, num_classes)
+
+    @property
+    def parallel_plan(self) -> ParallelPlan:
+        return ParallelPlan(blocks=("body.*",), chain=("stem", "body.*", "pool", "head"))
 
     def forward(self, image: Tensor) -> Tensor:
         features = self.body(self.stem(image))
-        logits: Tensor = self.head(features.mean(dim=(2, 3)))
+        logits: Tensor = self.head(self.pool(features))
         return logits
 
 

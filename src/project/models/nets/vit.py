@@ -57,24 +57,47 @@ class ViT(nn.Module):
                 f"model.net.patch={patch} does not divide images of {image_height}x{image_width} pixels: "
                 f"type model.net.patch={min(fitting, key=lambda side: abs(side - patch))}"
             )
-        patches = (image_height // patch) * (image_width // patch)
-        self.patches = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
-        self.positions = nn.Parameter(torch.empty(patches, width))
-        self.dropout = nn.Dropout(dropout)
+        num_patches = (image_height // patch) * (image_width // patch)
+        self.embedding = PatchEmbedding(channels, patch, num_patches, width, dropout)
         self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
+        self.pool = MeanOfTokens()
         self.head = nn.Linear(width, num_classes)
         initialize(self, width, depth)
-        nn.init.normal_(self.positions, std=math.sqrt(2 / (5 * width)))
 
     @property
     def parallel_plan(self) -> ParallelPlan:
-        return block_plan(self.blocks)
+        return block_plan(self.blocks, chain=("embedding", "blocks.*", "norm", "pool", "head"))
 
     def forward(self, image: Tensor) -> Tensor:
-        features = self.patches(image).flatten(2).transpose(1, 2)  # (B, patches, width)
-        features = self.dropout(features + self.positions)
+        features = self.embedding(image)
         for block in self.blocks:
             features = block(features)
-        logits: Tensor = self.head(self.norm(features).mean(dim=1))
+        logits: Tensor = self.head(self.pool(self.norm(features)))
         return logits
+
+
+class PatchEmbedding(nn.Module):
+    """A vector for each square patch, and one for its place.
+
+    Shapes: (B, C, H, W) to (B, num_patches, width).
+    """
+
+    def __init__(self, channels: int, patch: int, num_patches: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
+        self.positions = nn.Parameter(torch.empty(num_patches, width))
+        self.dropout = nn.Dropout(dropout)
+        nn.init.normal_(self.positions, std=math.sqrt(2 / (5 * width)))
+
+    def forward(self, image: Tensor) -> Tensor:
+        features = self.patches(image).flatten(2).transpose(1, 2) + self.positions
+        dropped: Tensor = self.dropout(features)
+        return dropped
+
+
+class MeanOfTokens(nn.Module):
+    """Shapes: (B, T, width) to (B, width)."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features.mean(dim=1)
