@@ -300,7 +300,7 @@ def test_tensor_parallel_splits_what_the_plan_says(mesh: Callable[[int, int], An
     assert local["blocks.0.attention.out.weight"] == (8, 4)
     assert local["blocks.0.mlp.up.bias"] == (16,)
     assert local["blocks.0.mlp.down.weight"] == (8, 16)
-    assert local["embedding.weight"] == (10, 8)
+    assert local["embedding.tokens.weight"] == (10, 8)
     assert module.net.head.weight is module.net.embedding.tokens.weight
 
 

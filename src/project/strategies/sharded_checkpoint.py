@@ -25,6 +25,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from project.errors import UserError
 
 META = "meta.pt"  # Lightning's name for it
+# Of a checkpoint: the model's weights, and those that training goes on with where these are an average of them.
+TRAINING_WEIGHTS = "training_state_dict"
+WEIGHTS = ("state_dict", TRAINING_WEIGHTS)
 Checkpoint = dict[str, Any]
 
 
@@ -162,7 +165,7 @@ def _take_apart(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], Checkpoint]:
         return {name: value for name, value in values.items() if not isinstance(value, Tensor)}
 
     rest = dict(checkpoint)
-    rest["state_dict"] = without_tensors(checkpoint["state_dict"], "state_dict")
+    rest |= {key: without_tensors(checkpoint[key], key) for key in WEIGHTS if key in checkpoint}
     if "optimizer_states" in checkpoint:
         rest["optimizer_states"] = [
             state
@@ -183,13 +186,12 @@ def _take_apart(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], Checkpoint]:
 
 
 def _put_together(tensors: dict[str, Tensor], rest: Checkpoint) -> Checkpoint:
-    state_dict = {
-        key.partition(".")[2]: tensor for key, tensor in tensors.items() if key.partition(".")[0] == "state_dict"
-    }
-    rest["state_dict"] = {**state_dict, **rest["state_dict"]}
     for key, tensor in tensors.items():
-        if key.startswith("optimizer_"):
-            owner, index, name = key.split(".", 2)
+        owner, _, name = key.partition(".")
+        if owner in WEIGHTS:
+            rest[owner][name] = tensor
+        else:
+            index, _, name = name.partition(".")
             rest["optimizer_states"][int(owner.removeprefix("optimizer_"))]["state"][int(index)][name] = tensor
     return rest
 
