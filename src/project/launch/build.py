@@ -5,7 +5,7 @@ import inspect
 import sys
 from typing import Any
 
-from project.errors import UserError, did_you_mean, full_tracebacks
+from project.errors import UserError, did_you_mean, full_tracebacks, sentence
 
 Config = dict[str, Any]
 
@@ -29,6 +29,8 @@ def build(config: Config, key: str, **more: Any) -> Any:
         cause: BaseException = error
         while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
             cause = cause.__cause__
+        if ours := sentence(cause):
+            raise UserError(ours) from error
         if isinstance(cause, TypeError | ValueError | ImportError | InstantiationException):
             text = " ".join(str(cause).split())
             where = "" if full_tracebacks() else " (HYDRA_FULL_ERROR=1 shows where)"
