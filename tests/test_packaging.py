@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("train", "evaluate", "predict")
+COMMANDS = ("train", "evaluate", "predict", "benchmark")
 
 
 @pytest.fixture(scope="module")

@@ -22,14 +22,37 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     return f": did you mean {match}?" if match else ""
 
 
+# What libraries say at length and without this project's names for it: a part of their text, and what to read instead.
+_UNUSED = (
+    "some parameters of the model had no part in the loss of a step, and plain DDP waits for the gradients of all: "
+    "type trainer/strategy=ddp_find_unused"
+)
+_IN_OUR_WORDS = {
+    "parameters that were not used in producing the loss": _UNUSED,
+    "Expected to have finished reduction in the prior iteration": _UNUSED,
+    "Your training graph has changed in this iteration": (
+        "some steps use other parameters of the model than the first did, and trainer/strategy=ddp_static_graph takes "
+        "all steps for alike: type trainer/strategy=ddp_find_unused"
+    ),
+    "Timed out waiting": (
+        "a rank waited for others longer than launch.timeout_s: self.log and compute() of a metric, trainer.log_dir "
+        "and save_checkpoint are for all ranks to call, not for one (the run's folder ranks shows where each was); if "
+        "one only takes longer, type launch.timeout_s=3600"
+    ),
+}
+
+
 def sentence(error: BaseException) -> str | None:
     """The text of an error that the user caused; None for any other, which needs its traceback.
 
     Data modules and models know nothing of ``UserError``: a ``ValueError`` that is raised by this package's own
-    code (not by a library that it calls) is a sentence too, and so is Lightning's ``MisconfigurationException``.
+    code (not by a library that it calls) is a sentence too, and so is Lightning's ``MisconfigurationException``. Some
+    texts of libraries have a sentence of ours.
     """
     if isinstance(error, UserError) or type(error).__name__ == "MisconfigurationException":
         return str(error)
+    if isinstance(error, RuntimeError):
+        return next((ours for theirs, ours in _IN_OUR_WORDS.items() if theirs in str(error)), None)
     if isinstance(error, ValueError) and error.__traceback__ is not None:
         last = error.__traceback__
         while last.tb_next is not None:

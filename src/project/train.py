@@ -18,6 +18,7 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
     from project.launch.build import build, build_all
     from project.launch.checkpoint import ConfigInCheckpoint, best_checkpoint
     from project.launch.final_validation import FinalValidation
+    from project.launch.last_window import LastWindow
     from project.launch.monitor import MonitorCheck
     from project.launch.rank import cluster_environment
     from project.launch.run_folder import write_metrics
@@ -39,6 +40,7 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
             MonitorCheck(config["monitor"]),
             RankSeeds(config["seed"]),
             FinalValidation(),
+            LastWindow(),
             *build_all(config, "callbacks"),
             ConfigInCheckpoint(config),
         ],

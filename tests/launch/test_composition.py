@@ -11,7 +11,7 @@ from project.launch.composition import config_folder, explain, slug
 
 Compose = Callable[..., DictConfig]
 
-OF_HYDRA = {"hydra", "sweep"}  # read while the command line is, not composed into the config
+NOT_OF_TRAIN = {"hydra", "sweep", "benchmark"}  # read while the command line is, or of another command
 COMPLETE = {"experiment", "debug"}  # a whole run per file
 
 
@@ -19,7 +19,7 @@ def options() -> list[tuple[str, str]]:
     """(group, option) of every config file that is chosen in train.yaml's defaults."""
     folder = config_folder()
     paths = sorted(path.relative_to(folder).with_suffix("") for path in folder.glob("*/**/*.yaml"))
-    return [(str(p.parent), p.name) for p in paths if p.parts[0] not in OF_HYDRA]
+    return [(str(p.parent), p.name) for p in paths if p.parts[0] not in NOT_OF_TRAIN]
 
 
 def sentence_of(compose: Compose, *overrides: str, name: str = "train") -> str:

@@ -2,12 +2,10 @@
 
 import contextlib
 import copy
-import dataclasses
 import functools
 import io
 import sys
 import traceback
-from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,26 +20,26 @@ from lightning.pytorch.strategies import StrategyRegistry
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
-from torchmetrics import MeanMetric
-from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from project.errors import UserError
 from project.launch.composition import config_folder, register_resolvers
 from project.models.nets import MLP
 from project.strategies import is_single_process
-from project.strategies.data_parallel import (
-    DataParallelStrategy,
-    ParallelForward,
-    batch_length,
-    chunks,
-    gather,
-    register,
-    share,
+from project.strategies.batches import gather, share
+from project.strategies.data_parallel import DataParallelStrategy, ParallelForward
+from small_classifier import (
+    CLASSES,
+    UNEVEN,
+    VALIDATION,
+    Classifier,
+    batches,
+    largest_difference,
+    loader,
+    mlp,
+    quiet_trainer,
 )
 
 CPU = torch.device("cpu")
-CLASSES = 3
-CLASS_WEIGHTS = torch.tensor([1.0, 7.0, 0.2], dtype=torch.float64)
 
 
 @pytest.fixture(autouse=True)
@@ -49,93 +47,15 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-def mlp(dropout: float = 0.0) -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(6, 16), nn.LayerNorm(16), nn.GELU(), nn.Dropout(dropout), nn.Linear(16, 16), nn.Linear(16, CLASSES)
-    )
-
-
-def batches(sizes: list[int], seed: int = 0, dtype: torch.dtype = torch.float64) -> list[dict[str, Tensor]]:
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        {
-            "x": torch.randn(size, 6, generator=generator, dtype=dtype),
-            "label": torch.randint(CLASSES, (size,), generator=generator),
-        }
-        for size in sizes
-    ]
-
-
-def loader(sizes: list[int], seed: int = 0, dtype: torch.dtype = torch.float64) -> DataLoader[Any]:
-    return DataLoader(batches(sizes, seed, dtype), batch_size=None)  # type: ignore[arg-type]
-
-
-UNEVEN = [7, 16, 5, 1, 33, 12, 3, 17, 16, 2, 9, 31, 4, 15, 6, 20, 11, 13, 8, 19]  # 20 steps
-VALIDATION = [16, 16, 16, 13]  # 61 samples, which nothing divides
-
-
-class Classifier(L.LightningModule):
-    """A net, a loss weighted by class and metrics in float64."""
-
-    def __init__(self, net: nn.Module | None = None, optimizer: str = "SGD") -> None:
-        super().__init__()
-        self.net = net or mlp()
-        self.optimizer = optimizer
-        self.loss = MeanMetric().set_dtype(torch.float64)
-        self.accuracy = MulticlassAccuracy(CLASSES)
-        self.f1 = MulticlassF1Score(CLASSES).set_dtype(torch.float64)
-        self.losses: list[float] = []
-
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        logits = self.net(batch["x"])
-        loss = cross_entropy(logits, batch["label"], CLASS_WEIGHTS.to(logits))
-        self.losses.append(loss.item())
-        self.log("train/loss", loss, batch_size=len(logits))
-        return loss
-
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        logits = self.net(batch["x"])
-        self.loss.update(cross_entropy(logits, batch["label"], reduction="none"))
-        self.accuracy.update(logits, batch["label"])
-        self.f1.update(logits, batch["label"])
-        self.log_dict({"val/loss": self.loss, "val/accuracy": self.accuracy, "val/f1": self.f1})
-
-    test_step = validation_step
-
-    def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        logits: Tensor = self.net(batch["x"])
-        return logits
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        if self.optimizer == "SGD":
-            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-        return torch.optim.AdamW(self.parameters(), lr=0.01)
-
-
 def trainer(devices: int = 1, strategy: Any = None, **arguments: Any) -> L.Trainer:
     if strategy is None:
         strategy = "auto" if devices == 1 else DataParallelStrategy()
-    quiet: dict[str, Any] = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-        "max_epochs": 1,
-        "precision": "64-true",
-        "accelerator": "cpu",
-    }
-    return L.Trainer(devices=devices, strategy=strategy, **quiet | arguments)
+    return quiet_trainer(devices, strategy, **arguments)
 
 
 def fitted(devices: int, model: L.LightningModule, sizes: list[int] = UNEVEN, **arguments: Any) -> L.LightningModule:
     trainer(devices, **arguments).fit(model, loader(sizes))
     return model
-
-
-def largest_difference(left: nn.Module, right: nn.Module) -> float:
-    pairs = zip(left.parameters(), right.parameters(), strict=True)
-    return max(float((a - b).abs().max()) for a, b in pairs)
 
 
 def forward(net: nn.Module, devices: int, threaded: bool = False) -> nn.Module:
@@ -446,51 +366,6 @@ def test_a_module_that_returns_a_dict_trains_as_on_one_device() -> None:
     assert largest_difference(fitted(4, Returning(net)), expected) <= 1e-10
 
 
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    x: Tensor
-    tags: list[str]
-
-
-Pair = namedtuple("Pair", "left right")
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
-@pytest.mark.parametrize(
-    "structure",
-    [
-        lambda x, tags: x,
-        lambda x, tags: [x, tags],  # as default_collate makes of pairs
-        lambda x, tags: [x, x + 1],
-        lambda x, tags: [x, x + 1, tags],
-        lambda x, tags: (x, {"tags": tags, "more": (x, "text", 3)}),
-        lambda x, tags: OrderedDict(x=x, tags=tags),
-        lambda x, tags: Sample(x, tags),
-        lambda x, tags: Pair(x, Pair(tags, None)),
-        lambda x, tags: (x, [torch.ones(1 + i + 9 * i) for i in range(len(x))]),  # one tensor per sample
-        lambda x, tags: tags,
-    ],
-)
-def test_what_is_split_is_joined_again(length: int, replicas: int, structure: Callable[..., Any]) -> None:
-    value = structure(torch.arange(length * 2.0).reshape(length, 2), [f"tag{i}" for i in range(length)])
-    assert batch_length(value) == length
-    rows = chunks(length, replicas)
-    shares = [share(value, length, part, CPU) for part in rows]
-    lengths = [batch_length(part) for part in shares]
-    assert lengths == [len(part) for part in torch.arange(length).chunk(replicas)]
-    joined = gather(shares, lengths, CPU, "net")  # type: ignore[arg-type]
-    assert type(joined) is type(value)
-    assert repr(joined) == repr(value)
-
-
-def test_samples_of_different_lengths_are_no_batch_dimension() -> None:
-    assert batch_length([torch.ones(4), torch.ones(2), torch.ones(7)]) == 3
-    assert batch_length([{"x": torch.ones(4)}, {"x": torch.ones(4)}]) == 2
-    assert batch_length((["a", "b"], torch.ones(5, 2))) == 5
-    assert batch_length((3, "text", torch.ones(()))) is None
-
-
 def test_a_call_without_a_batch_runs_on_one_device() -> None:
     class Generating(nn.Module):
         def forward(self, number: int) -> Tensor:
@@ -503,22 +378,6 @@ def test_a_batch_smaller_than_the_devices_uses_fewer_replicas() -> None:
     Probe.seen.clear()
     fitted(16, Classifier(Probe()), [3, 1])
     assert [seen[0] for seen in Probe.seen] == [1, 1, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("outputs", "says"),
-    [
-        ([torch.tensor(1.0), torch.tensor(2.0)], "net returned a tensor without dimensions.*compute it outside"),
-        ([{"loss": torch.tensor(1.0)}] * 2, "net: loss returned a tensor without dimensions"),
-        ([torch.ones(2, 5), torch.ones(2, 6)], r"shape \(2, 5\), shape \(2, 6\)"),
-        ([0.5, 0.25], "0.5, 0.25"),
-        ([None, torch.ones(1)], "NoneType, Tensor"),
-        ([{"a": None}, {"b": None}], r"keys \['a'\], keys \['b'\]"),
-    ],
-)
-def test_outputs_that_cannot_be_joined_are_refused(outputs: list[Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        gather(outputs, [2, 2], CPU, "net")
 
 
 # Errors
@@ -583,7 +442,7 @@ def sharded(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
     class Sharded(Tensor):
         pass
 
-    monkeypatch.setattr("project.strategies.data_parallel.DTensor", Sharded)
+    monkeypatch.setattr("project.strategies.single_process.DTensor", Sharded)
     net[0].weight = nn.Parameter(torch.ones(16, 6).as_subclass(Sharded))
     return net
 
@@ -676,8 +535,8 @@ def test_the_loader_keeps_its_sampler_and_is_read_once() -> None:
 
 @pytest.mark.parametrize("spelled", ["dp", "DP"])
 def test_the_name_dp_is_registered_once(spelled: str) -> None:
-    register()
-    register()
+    DataParallelStrategy.register()
+    DataParallelStrategy.register()
     assert StrategyRegistry.available_strategies().count("dp") == 1
     model = fitted(3, Classifier(), strategy=spelled)
     assert isinstance(model.trainer.strategy, DataParallelStrategy)

@@ -24,7 +24,7 @@ EXPERIMENT = (
     "trainer.enable_progress_bar=false",
     "trainer.enable_model_summary=false",
 )
-EXACT = ("ddp", "ddp_static_graph", "ddp_find_unused", "dp", "fsdp", "tensor_parallel")
+EXACT = ("ddp", "ddp_static_graph", "ddp_find_unused", "dp", "layer_split", "fsdp", "tensor_parallel")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_compressed_and_local_steps_stay_near_one_device(run: Run, strategy: str
         assert difference > 1e-6, "the hook has no effect"
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "dp", "fsdp", "tensor_parallel"])
+@pytest.mark.parametrize("strategy", ["ddp", "dp", "layer_split", "fsdp", "tensor_parallel"])
 def test_accumulating_four_batches_equals_one_of_four_times_the_size(run: Run, strategy: str) -> None:
     parts = (f"trainer/strategy={strategy}", "trainer.devices=2", "trainer.gradient_clip_val=null")
     small, _ = run(*EXPERIMENT, *parts, "data.batch_size=64", "trainer.accumulate_grad_batches=4")
@@ -68,7 +68,14 @@ def test_accumulating_four_batches_equals_one_of_four_times_the_size(run: Run, s
 
 
 @pytest.mark.parametrize(
-    ("trained", "evaluated"), [("ddp", "dp"), ("dp", "fsdp"), ("fsdp", "tensor_parallel"), ("tensor_parallel", "ddp")]
+    ("trained", "evaluated"),
+    [
+        ("ddp", "dp"),
+        ("dp", "layer_split"),
+        ("layer_split", "fsdp"),
+        ("fsdp", "tensor_parallel"),
+        ("tensor_parallel", "ddp"),
+    ],
 )
 def test_checkpoint_of_one_strategy_has_the_same_metrics_under_another(run: Run, trained: str, evaluated: str) -> None:
     folder, metrics = run(*EXPERIMENT, f"trainer/strategy={trained}", "trainer.devices=2")

@@ -35,7 +35,7 @@ PRELOAD = [
     "project.models",
     "project.data",
     "project.tracking.tensorboard",
-    "project.tracking.curves",
+    "project.tracking.tracker",
 ]
 STOP_TIMEOUT_S = 2  # from the first signal to the last: the ranks may finish their logs in between
 

@@ -14,25 +14,30 @@ from omegaconf import DictConfig
 
 from project.errors import FULL_ERROR, full_tracebacks, sentence
 from project.launch.composition import config_folder, explain, register_resolvers
+from project.launch.run import Outcome
 
 Prepare = Callable[[str, list[str]], str]
+Job = Callable[[str, DictConfig, list[str], str, Path | None], Outcome]
 
 
-def command(name: str, function: Callable[..., Any], prepare: Prepare | None = None) -> Callable[[], None]:
+def command(
+    name: str, function: Callable[..., Any], prepare: Prepare | None = None, job: Job | None = None
+) -> Callable[[], None]:
     """The entry point of a command that runs ``function`` on every rank with ``conf/<name>.yaml``.
 
-    ``prepare(name, arguments)`` may rewrite the command line, and says which config to compose instead.
+    ``prepare(name, arguments)`` may rewrite the command line, and says which config to compose instead. ``job`` runs
+    the function in another way than ``run_job``.
     """
     # The function may come from __main__ (python -m project.train); the ranks import it by its real name.
     path = f"{__name__.partition('.')[0]}.{name}:{function.__name__}"
 
     def main() -> None:
-        sys.exit(run(name, path, prepare))
+        sys.exit(run(name, path, prepare, job))
 
     return main
 
 
-def run(name: str, function: str, prepare: Prepare | None = None) -> int:
+def run(name: str, function: str, prepare: Prepare | None = None, job: Job | None = None) -> int:
     """Run a command with the arguments of this process; its exit code."""
     wants_traceback = full_tracebacks()
     folder = str(Path.cwd())
@@ -57,11 +62,12 @@ def run(name: str, function: str, prepare: Prepare | None = None) -> int:
 
             if not wants_traceback:
                 os.environ.pop(FULL_ERROR, None)
-            job = HydraConfig.get()
-            in_sweep = job.mode == RunMode.MULTIRUN
-            folder = Path(job.runtime.output_dir) if in_sweep else None
+            hydra_config = HydraConfig.get()
+            in_sweep = hydra_config.mode == RunMode.MULTIRUN
+            folder = Path(hydra_config.runtime.output_dir) if in_sweep else None
+            overrides = list(hydra_config.overrides.task)
             try:
-                return run_job(function, composed, list(job.overrides.task), name, folder).objective
+                return (job or run_job)(function, composed, overrides, name, folder).objective
             except Exception as error:
                 if in_sweep:
                     raise  # Hydra notes the failed job and goes on with the next

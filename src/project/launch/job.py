@@ -11,7 +11,7 @@ import psutil
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from project.errors import UserError
-from project.launch import agent, devices, preflight, rank, run_folder, strategy
+from project.launch import agent, combinations, devices, preflight, rank, run_folder, strategy
 from project.launch.run import Outcome, Run
 from project.launch.summary import announce, summarize
 from project.strategies import is_single_process, tensor_parallel_size
@@ -39,6 +39,7 @@ def run_job(
 
     config = _plain(composed, overrides)
     preflight.check(config)
+    combinations.check(config)
     launcher = devices.started_by()
     if launcher:
         return _run_as_rank(function, composed, overrides, kind, launcher)

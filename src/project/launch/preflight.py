@@ -34,6 +34,23 @@ def _flag(v: Any) -> bool:
     return isinstance(v, bool)
 
 
+def _some_of(*names: str) -> Callable[[Any], bool]:
+    return lambda v: isinstance(v, list) and bool(v) and set(v) <= set(names)
+
+
+def _one_or_some(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda v: all(map(test, v)) and bool(v) if isinstance(v, list) else test(v)
+
+
+BENCHMARK_PARTS = (
+    "tiny",
+    "steps",
+    "ranks",
+    "validation",
+    "epoch",
+    "start",
+    "config",
+)  # of conf/benchmark/overhead.yaml
 _LIMIT = "a whole number of batches, a share from 0.0 to 1.0, or null"
 RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("seed", lambda v: v is None or (_whole(0)(v) and v < 2**32), "a whole number from 0 to 4294967295, or null"),
@@ -60,6 +77,15 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("trainer.limit_predict_batches", _share, _LIMIT),
     ("trainer.num_sanity_val_steps", _whole(0, -1), "a whole number from 0, or -1 for all"),
     ("trainer.log_every_n_steps", _whole(1), "a whole number from 1"),
+    ("benchmark.strategies", _some_of("ddp", "dp", "fsdp"), "a list of ddp, dp and fsdp"),
+    ("benchmark.parts", _some_of(*BENCHMARK_PARTS), f"a list of {', '.join(BENCHMARK_PARTS)}"),
+    ("benchmark.devices", _one_or_some(_whole(2)), "a whole number from 2, or a list of such"),
+    ("benchmark.step_ms", lambda v: v is None or _one_or_some(_positive())(v), "a number of milliseconds above 0"),
+    *((f"benchmark.{name}", _whole(1), "a whole number from 1") for name in ("repeats", "warmup_steps", "epochs")),
+    ("benchmark.steps", _whole(2), "a whole number from 2"),
+    ("benchmark.start_devices", _whole(2), "a whole number from 2"),
+    ("benchmark.measured_s", _positive(), "a number of seconds above 0"),
+    ("benchmark.timeout_s", _positive(), "a number of seconds above 0"),
 )
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu")
 PRECISIONS = (
@@ -156,9 +182,9 @@ def targets(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
             yield from targets(child, f"{key}.{name}" if key else str(name))
 
 
-def check_installed(key: str, target: str) -> None:
-    """The package that a ``_target_`` lies in must be there; where an extra brings it, name the extra."""
-    package = target.partition(".")[0]
+def check_installed(key: str, target: str, package: str | None = None) -> None:
+    """The package that a ``_target_`` lies in, or needs, must be there; where an extra brings it, name the extra."""
+    package = package or target.partition(".")[0]
     if importlib.util.find_spec(package) is not None:
         return
     extra = extra_of(package)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import multiprocessing
 import os
 import re
 import sys
@@ -55,6 +56,8 @@ def main(assignment: Assignment, lifeline: Connection) -> Outcome | None:
     os.environ.update(assignment.environment)
     rank = int(os.environ["RANK"])
     threading.Thread(target=_die_with_launcher, args=(lifeline,), daemon=True).start()
+    # How this rank was started is not how its loaders start their workers: each would import all anew.
+    multiprocessing.set_start_method(None, force=True)
     share_threads(assignment.config["launch"]["threads_per_rank"], int(os.environ["LOCAL_WORLD_SIZE"]))
     with rank_log(assignment.run.folder, rank, own_console=rank == 0):
         try:
@@ -149,6 +152,8 @@ def process_group(config: dict[str, Any]) -> Iterator[None]:
         from project.launch.devices import local_cuda_device
 
         torch.cuda.set_device(local_cuda_device(config["trainer"]["devices"], environment.local_rank()))
+    # The tracker reads the last collectives of torch's flight recorder, at 30 microseconds each.
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "192")
     torch.distributed.init_process_group(
         "nccl" if on_cuda else "gloo",
         rank=environment.global_rank(),

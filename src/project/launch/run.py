@@ -42,6 +42,7 @@ class Outcome:
     first_step_s: float | None = None  # from the start of the command to the end of the first step
     train_s: float | None = None
     samples_per_s: float | None = None
+    diagnosis: list[str] = field(default_factory=list)  # what bounds the training, and what to change
 
     @classmethod
     def of_training(
@@ -49,7 +50,9 @@ class Outcome:
     ) -> Outcome:
         """The outcome of a finished training."""
         from project.tracking.curves import TrainingCurves
+        from project.tracking.tracker import Tracker
 
+        tracker = next((c for c in trainer.callbacks if isinstance(c, Tracker)), None)  # type: ignore[attr-defined]
         curves = next((c for c in trainer.callbacks if isinstance(c, TrainingCurves)), None)  # type: ignore[attr-defined]
         score = best.score if best is not None and best.score is not None else metrics.get(monitor or "")
         return cls(
@@ -63,4 +66,5 @@ class Outcome:
             first_step_s=curves.first_step_at - run.started_at if curves and curves.first_step_at else None,
             train_s=curves.train_s if curves else None,
             samples_per_s=curves.samples_per_s if curves else None,
+            diagnosis=tracker.diagnosis.lines() if tracker and tracker.diagnosis else [],
         )

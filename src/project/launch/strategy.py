@@ -36,6 +36,8 @@ def resolve(strategy: Any) -> Any:
     from lightning.pytorch.strategies import StrategyRegistry  # takes seconds, and is rarely needed
 
     known = {*files, *StrategyRegistry.available_strategies()}
+    if strategy in known and strategy.startswith("deepspeed_"):  # a stage and offloading, on top of our file
+        return _read(files["deepspeed"]) | StrategyRegistry[strategy]["init_params"]
     if strategy not in known:
         match = nearest(strategy, sorted(known)) or "auto"
         raise UserError(

@@ -5,7 +5,10 @@ from typing import Any
 from project.errors import UserError
 
 # By Lightning's name: the class, which is not imported here, since that takes seconds.
-SINGLE_PROCESS = {"dp": f"{__name__}.data_parallel.DataParallelStrategy"}
+SINGLE_PROCESS = {
+    "dp": f"{__name__}.data_parallel.DataParallelStrategy",
+    "layer_split": f"{__name__}.layer_split.LayerSplitStrategy",
+}
 
 
 def is_single_process(strategy: Any) -> bool:

@@ -83,7 +83,7 @@ class LocalSGDStrategy(DDPStrategy):
         ddp: Arguments of ``torch.nn.parallel.DistributedDataParallel``.
 
     Raises:
-        ValueError: A number is below 1, or the group does not divide the ranks.
+        ValueError: A number is below 1, the group does not divide the ranks, or the model has several optimizers.
     """
 
     def __init__(self, period: int = 8, start_step: int = 100, group: int | str = 1, **ddp: Any) -> None:
@@ -117,6 +117,15 @@ class LocalSGDStrategy(DDPStrategy):
         )
         self.model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
         self._averager = PeriodicModelAverager(period=self.period, warmup_steps=self.start_step)
+
+    def setup_optimizers(self, trainer: L.Trainer) -> None:
+        super().setup_optimizers(trainer)
+        if len(self.optimizers) > 1:
+            raise ValueError(
+                f"trainer/strategy=ddp_local_sgd counts the steps of one optimizer, and "
+                f"{type(self.lightning_module).__name__} has {len(self.optimizers)}: type "
+                "trainer/strategy=ddp_find_unused"
+            )
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         output = super().optimizer_step(optimizer, *args, **kwargs)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, chain, pairwise
 
 from torch import nn
@@ -27,7 +28,7 @@ def chain_of(net: nn.Module) -> list[Part]:
     if isinstance(plan, ParallelPlan) and plan.chain:
         parts = [found for pattern in plan.chain for found in matching(pattern, net)]
     elif type(net) is nn.Sequential:
-        parts = list(net.named_children())
+        parts = list(net._modules.items())  # not its children: a module may recur
     else:
         raise UserError(
             f"{name} can't be cut into stages, as nothing says which modules its forward calls one after another: "
@@ -73,18 +74,32 @@ def refuse_tied_weights(stages: Sequence[Sequence[Part]]) -> None:
     """A weight can be trained on one device only.
 
     Raises:
-        UserError: two stages share a parameter.
+        UserError: two stages share a parameter or a buffer.
     """
     seen: dict[int, tuple[int, str]] = {}
     for number, stage in enumerate(stages):
         for name, module in stage:
-            for inner, parameter in module.named_parameters(prefix=name):
-                first, other = seen.setdefault(id(parameter), (number, inner))
+            for inner, tensor in chain(module.named_parameters(name), module.named_buffers(name)):
+                first, other = seen.setdefault(id(tensor), (number, inner))
                 if first != number:
                     raise UserError(
-                        f"{other} and {inner} are one weight, and stages {first} and {number} can't share it: type "
+                        f"{other} and {inner} are one tensor, and stages {first} and {number} can't share it: type "
                         "model.net.tie_weights=false, if the net has that argument, or trainer/strategy=fsdp"
                     )
+
+
+@contextmanager
+def taken_out(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
+    """The model without some of its parts, which so are not moved with it."""
+    places = [(model.get_submodule(owner), key) for owner, _, key in (name.rpartition(".") for name in names)]
+    parts = [owner._modules[key] for owner, key in places]
+    try:
+        for owner, key in places:
+            owner._modules[key] = None
+        yield
+    finally:
+        for (owner, key), part in zip(places, parts, strict=True):
+            owner._modules[key] = part
 
 
 def _starts(parts: Sequence[Part], num_stages: int, boundaries: Sequence[str]) -> list[int]:

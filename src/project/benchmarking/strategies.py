@@ -1,0 +1,56 @@
+"""How fast each strategy trains, against a hand-written loop with torch's own wrapper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from project.benchmarking.compare import Comparison, Row, compare
+from project.benchmarking.setup import hand_written, template, training_config, wide_enough
+
+AT_LEAST = 0.95
+
+
+def compare_strategies(
+    config: dict[str, Any],
+    folder: Path,
+    tell: Callable[[str], None],
+    strategies: list[str],
+    devices: int | list[int],
+    repeats: int,
+    warmup_steps: int,
+    steps: int,
+    step_ms: float | None,
+    timeout_s: float,
+) -> list[Row]:
+    """Samples per second of each strategy on each number of devices.
+
+    Args:
+        config: The experiment.
+        folder: For the measured runs.
+        tell: Shows a line of progress.
+        strategies: Of ``ddp``, ``dp`` and ``fsdp``.
+        devices: One number, or several.
+        repeats: Fresh processes for each side of each row.
+        warmup_steps: Steps that are not measured.
+        steps: Steps that are.
+        step_ms: The net becomes so wide that a step takes this long; None takes the experiment's net.
+        timeout_s: Of one process.
+    """
+    numbers = [devices] if isinstance(devices, int) else devices
+    batch_size = config["data"]["batch_size"]
+    total = warmup_steps + steps
+    base = training_config(config, batch_size, total)
+    if step_ms is not None:
+        tell(f"looking for the width at which a step takes {step_ms} ms")
+        base = wide_enough(base, step_ms, numbers[0], folder / "calibration", timeout_s)
+    groups = []
+    for strategy in strategies:
+        for number in numbers:
+            where = f"{strategy} on {number} devices"
+            arguments: dict[str, Any] = {"per_step": batch_size, "strategy": strategy, "devices": number}
+            candidate = template(f"template {where}", base, total, warmup_steps, **arguments)
+            reference = hand_written(f"hand-written {where}", base, total, warmup_steps, **arguments)
+            groups.append([Comparison(where, "sample", candidate, reference, AT_LEAST)])
+    return compare(groups, repeats, folder / "runs", timeout_s, tell)

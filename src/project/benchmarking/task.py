@@ -1,0 +1,75 @@
+"""What a measured process is told, and what it reports: two JSON files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Task:
+    """One measurement.
+
+    Attributes:
+        config: The experiment, composed and resolved: which net, data, optimizer and schedule.
+        steps: Steps in all, of which the reader of the report leaves out the first ones; batches, if validation is
+            measured; -1 for the epochs that the config says.
+        report: The file that the process, or its rank 0, writes.
+        strategy: ``single``, ``ddp``, ``dp`` or ``fsdp``.
+        devices: Ranks; for dp, devices of one process.
+        measure: ``train``, or ``validate`` for batches of the validation set.
+    """
+
+    config: dict[str, Any]
+    steps: int
+    report: str
+    strategy: str = "single"
+    devices: int = 1
+    measure: str = "train"
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def from_command_line(cls) -> Task:
+        return cls(**json.loads(Path(sys.argv[1]).read_text()))
+
+
+class StepClock:
+    """Notes when each step ended, and writes the report after the last.
+
+    The times are of the monotonic clock, which all processes of a host share. On a GPU work is queued: the clock
+    waits for it once, after the last step.
+    """
+
+    def __init__(self, report: str, steps: int) -> None:
+        self.report = report
+        self.steps = steps
+        self.ends_s: list[float] = []
+        self.epochs: list[int] = []
+
+    def tick(self, epoch: int) -> bool:
+        """Note the end of a step; whether it was the last."""
+        if len(self.ends_s) + 1 == self.steps:
+            _wait_for_gpu()
+        self.ends_s.append(time.monotonic())
+        self.epochs.append(epoch)
+        return len(self.ends_s) == self.steps
+
+    def write(self, loss: float | None = None) -> None:
+        """Write the report: beside, then renamed, so that it is whole or absent."""
+        beside = Path(f"{self.report}.tmp")
+        beside.write_text(json.dumps({"ends_s": self.ends_s, "epochs": self.epochs, "loss": loss}))
+        beside.rename(self.report)
+
+
+def _wait_for_gpu() -> None:
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()

@@ -1,0 +1,76 @@
+"""What a strategy, a precision or a device can't be combined with; told before any rank starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from project.errors import UserError
+from project.launch.preflight import check_installed, targets
+
+Config = dict[str, Any]
+DEEPSPEED = "lightning.pytorch.strategies.DeepSpeedStrategy"
+EMA = "project.strategies.weight_averaging.WeightAveraging"
+
+
+def check(config: Config) -> None:
+    """Check that the parts of a complete config, each of which is fine, can work together.
+
+    Strategies look themselves at what takes a model to know.
+
+    Raises:
+        UserError: they can't; the sentence names one that can.
+    """
+    for sentence in _impossible(config):
+        raise UserError(sentence)
+
+
+def _impossible(config: Config) -> Iterator[str]:
+    trainer = config["trainer"]
+    strategy = trainer["strategy"]
+    trains = "test" in config  # evaluation inherits the trainer of a run, of which it uses little
+    if isinstance(strategy, dict) and strategy.get("_target_") == DEEPSPEED:
+        check_installed("trainer.strategy", DEEPSPEED, package="deepspeed")
+        if _is_on_cpu(trainer["accelerator"]):
+            yield (
+                "trainer.strategy=deepspeed runs on CUDA devices only, and "
+                f"trainer.accelerator={trainer['accelerator']} finds none here: type trainer/strategy=fsdp, which "
+                "spreads the same and runs on the CPU too"
+            )
+        if any(target == EMA for _, target in targets(config.get("callbacks"))):
+            yield (
+                "callbacks=ema averages the weights of the model, and trainer.strategy=deepspeed trains and saves "
+                "copies of its own: type trainer/strategy=fsdp, or callbacks=default"
+            )
+    precision = str(trainer.get("precision", "32-true"))
+    if precision in ("16", "16-mixed", "16-true") and _is_on_cpu(trainer["accelerator"]):
+        yield (
+            f"trainer.precision={precision} computes in float16, which needs a GPU, and this run is on the CPU: type "
+            f"trainer.precision={'bf16-true' if precision == '16-true' else 'bf16-mixed'}"
+        )
+    if trains and trainer.get("sync_batchnorm") and trainer["devices"] != 1 and _is_on_cpu(trainer["accelerator"]):
+        yield (
+            "trainer.sync_batchnorm=true needs GPUs, since torch synchronises batch norm nowhere else, and this run is "
+            "on the CPU: type trainer.sync_batchnorm=false"
+        )
+    batches_per_step = trainer.get("accumulate_grad_batches", 1)
+    if trains and isinstance(strategy, dict) and strategy.get("static_graph") and batches_per_step > 1:
+        yield (
+            f"trainer.accumulate_grad_batches={batches_per_step} leaves the exchange of gradients out of some steps, "
+            "and trainer/strategy=ddp_static_graph takes all steps for alike: type trainer/strategy=ddp"
+        )
+    splits_layers = isinstance(strategy, dict) and strategy.get("tensor_parallel_size", 1) != 1
+    if trains and splits_layers and trainer["devices"] != 1 and trainer.get("detect_anomaly"):
+        yield (
+            "trainer.detect_anomaly=true looks for NaN in every gradient, which torch can't do in layers that are "
+            "split over ranks: type trainer/strategy=fsdp or trainer.devices=1"
+        )
+
+
+def _is_on_cpu(accelerator: str) -> bool:
+    """Whether a run is on the CPU; only for configs that depend on it, since importing torch takes a second."""
+    if accelerator in ("auto", "gpu"):
+        import torch
+
+        return not (torch.cuda.is_available() or torch.backends.mps.is_available())
+    return accelerator == "cpu"

@@ -1,0 +1,138 @@
+"""What is refused before anything starts because two choices don't go together."""
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from project.errors import UserError
+from project.launch import combinations, devices, preflight, strategy
+
+Compose = Callable[..., DictConfig]
+
+
+def checked(compose: Compose, *overrides: str, name: str = "train") -> None:
+    """The config as a job checks it."""
+    config: Any = OmegaConf.to_container(compose(*overrides, name=name), resolve=True)
+    config["trainer"]["strategy"] = strategy.resolve(config["trainer"]["strategy"])
+    config["trainer"]["devices"] = devices.parse(config["trainer"]["devices"])
+    preflight.check(config)
+    combinations.check(config)
+
+
+@pytest.fixture
+def deepspeed(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """``deepspeed(True)``: the package is installed; ``deepspeed(False)``: it is not."""
+    find_spec = importlib.util.find_spec
+
+    def install(there: bool) -> None:
+        found = importlib.util.find_spec("torch") if there else None
+        monkeypatch.setattr(importlib.util, "find_spec", lambda n: found if n == "deepspeed" else find_spec(n))
+
+    return install
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+
+
+NAMES = ["deepspeed", "deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3", "deepspeed_stage_3_offload"]
+
+
+@pytest.mark.parametrize("typed", [*(f"trainer.strategy={name}" for name in NAMES), "trainer/strategy=deepspeed"])
+def test_deepspeed_without_its_package_names_the_extra(
+    compose: Compose, deepspeed: Callable[[bool], None], typed: str
+) -> None:
+    deepspeed(False)
+    with pytest.raises(UserError, match=r'needs the package deepspeed.*: type pip install "project\[deepspeed\]"$'):
+        checked(compose, typed)
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("typed", [*(f"trainer.strategy={name}" for name in NAMES), "trainer/strategy=deepspeed"])
+@pytest.mark.parametrize("accelerator", ["cpu", "auto"])
+def test_deepspeed_on_the_cpu_is_refused_with_what_spreads_the_same(
+    compose: Compose, deepspeed: Callable[[bool], None], typed: str, accelerator: str
+) -> None:
+    deepspeed(True)
+    with pytest.raises(UserError, match=r"runs on CUDA devices only.*: type trainer/strategy=fsdp"):
+        checked(compose, typed, f"trainer.accelerator={accelerator}")
+
+
+def test_deepspeed_on_cuda_passes_but_for_averaged_weights(compose: Compose, deepspeed: Callable[[bool], None]) -> None:
+    deepspeed(True)
+    options = ("trainer/strategy=deepspeed", "trainer.accelerator=cuda")
+    checked(compose, *options)
+    with pytest.raises(UserError, match="callbacks=ema.*: type trainer/strategy=fsdp, or callbacks=default"):
+        checked(compose, *options, "callbacks=ema")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("deepspeed", {"stage": 2}),
+        ("deepspeed_stage_2", {"stage": 2}),
+        ("deepspeed_stage_3", {"stage": 3}),
+        ("deepspeed_stage_3_offload", {"stage": 3, "offload_optimizer": True, "offload_parameters": True}),
+    ],
+)
+def test_lightnings_names_for_deepspeed_are_our_file_with_their_stage(name: str, expected: dict[str, Any]) -> None:
+    of_file = strategy.resolve("deepspeed")
+    assert strategy.resolve(name).items() >= (of_file | expected).items()
+
+
+IMPOSSIBLE = [
+    ("trainer.precision=16-mixed", "type trainer.precision=bf16-mixed"),
+    ("trainer.precision=16", "type trainer.precision=bf16-mixed"),
+    ("trainer.precision=16-true", "type trainer.precision=bf16-true"),
+    ("trainer.sync_batchnorm=true trainer.devices=2", "type trainer.sync_batchnorm=false"),
+    ("trainer.accumulate_grad_batches=2 trainer/strategy=ddp_static_graph", "type trainer/strategy=ddp"),
+    (
+        "trainer.detect_anomaly=true trainer.devices=2 trainer/strategy=tensor_parallel",
+        "type trainer/strategy=fsdp or trainer.devices=1",
+    ),
+]
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(("typed", "advice"), IMPOSSIBLE)
+def test_choices_that_do_not_go_together_are_refused_with_what_does(compose: Compose, typed: str, advice: str) -> None:
+    with pytest.raises(UserError) as info:
+        checked(compose, *typed.split())
+    assert str(info.value).startswith(typed.split("=")[0])
+    assert str(info.value).endswith(advice)
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "trainer.sync_batchnorm=true",
+        "trainer.accumulate_grad_batches=2 trainer/strategy=ddp",
+        "trainer/strategy=ddp_static_graph",
+        "trainer.detect_anomaly=true trainer.devices=2 trainer/strategy=fsdp",
+        "trainer.detect_anomaly=true trainer/strategy=tensor_parallel",
+        "trainer.precision=bf16-true",
+    ],
+)
+def test_each_choice_alone_passes(compose: Compose, typed: str) -> None:
+    checked(compose, *typed.split())
+
+
+def test_half_precision_and_synchronised_batch_norm_are_for_gpus(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    checked(compose, "trainer.precision=16-mixed", "trainer.sync_batchnorm=true", "trainer.devices=2")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_evaluation_of_a_run_that_synchronised_batch_norm_works_anywhere(compose: Compose) -> None:
+    config: Any = OmegaConf.to_container(compose(), resolve=True)
+    del config["test"]  # evaluation has none
+    config["trainer"] |= {"sync_batchnorm": True, "devices": 2, "detect_anomaly": True}
+    combinations.check(config)

@@ -1,0 +1,120 @@
+"""The benchmark as a command, with settings that are too small to mean anything."""
+
+import csv
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.slow
+
+TINY = ("benchmark.repeats=1", "benchmark.timeout_s=100")
+
+
+def results(folder: Path) -> tuple[Path, dict[str, dict[str, Any]]]:
+    """The run folder of the only benchmark, and its rows by name."""
+    (run_dir,) = (folder / "outputs").iterdir()
+    assert run_dir.name.startswith("benchmark_")
+    rows = json.loads((run_dir / "benchmark.json").read_text())["rows"]
+    with (run_dir / "benchmark.csv").open(newline="") as file:
+        assert [line["what"] for line in csv.DictReader(file)] == [row["what"] for row in rows]
+    return run_dir, {row["what"]: row for row in rows}
+
+
+def loss_of(run_dir: Path, contender: str) -> float:
+    """The last training loss that a contender reported."""
+    loss: float = json.loads((run_dir / "runs" / "0" / contender / "report.json").read_text())["loss"]
+    return loss
+
+
+@pytest.mark.timeout(600)
+def test_strategies_train_the_same_by_hand_and_a_combination_that_fails_is_a_row(run_cli: Any, tmp_path: Path) -> None:
+    small = ("benchmark.devices=[2,3]", "benchmark.steps=6", "benchmark.warmup_steps=2", "benchmark.step_ms=null")
+    result: subprocess.CompletedProcess[str] = run_cli("benchmark", *TINY, *small, timeout_s=500)
+    run_dir, rows = results(tmp_path)
+
+    assert result.returncode == 1
+    assert "error: 2 of 6 rows failed: template ddp on 3 devices: data.batch_size=64" in result.stderr
+    failed = {what for what, row in rows.items() if row["error"]}
+    assert failed == {"ddp on 3 devices", "fsdp on 3 devices"}
+    for what in ("ddp on 2 devices", "dp on 2 devices", "fsdp on 2 devices", "dp on 3 devices"):
+        assert what in result.stdout
+        assert rows[what]["times_as_fast"]["median"] > 0
+        # Not only as fast: the same batches, weights and learning rates, to the last step.
+        own, by_hand = (loss_of(run_dir, f"{side}_{what.replace(' ', '_')}") for side in ("template", "hand-written"))
+        assert own == pytest.approx(by_hand, abs=1e-5)
+
+
+@pytest.mark.timeout(600)
+def test_overhead_has_a_row_for_each_part(run_cli: Any, tmp_path: Path) -> None:
+    small = ("benchmark.measured_s=0.02", "benchmark.step_ms=[0.1]", "benchmark.epochs=1", "benchmark.start_devices=2")
+    result: subprocess.CompletedProcess[str] = run_cli("benchmark", "benchmark=overhead", *TINY, *small, timeout_s=500)
+    run_dir, rows = results(tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert len(rows) == 10
+    assert all(row["times_as_fast"]["low"] > 0 for row in rows.values())
+    by_hand = loss_of(run_dir, "hand-written_tiny_steps")
+    for other in ("template", "bare_Lightning", "popular_pattern"):
+        assert loss_of(run_dir, f"{other}_tiny_steps") == pytest.approx(by_hand, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("benchmark=speed", "type benchmark="),
+        ("benchmark.repeats=0", "benchmark.repeats= with a whole number from 1"),
+        ("benchmark.strategies=[ddp,deepspeed]", "a list of ddp, dp and fsdp"),
+        ("benchmark.strategies=ddp", "a list of ddp, dp and fsdp"),
+        ("benchmark.devices=[1,2]", "a whole number from 2, or a list of such"),
+        ("benchmark=overhead benchmark.parts=[tinny]", "a list of tiny, steps"),
+        ("benchmark.step=3", "did you mean benchmark.steps?"),
+        ("benchmark.timeout_s=0", "a number of seconds above 0"),
+        ("trainer.devices=2", "benchmark.devices"),
+        ("experiment=text_gpt", "type experiment=digits_mlp"),
+        ("~model.net.width", "benchmark.step_ms=null"),
+    ],
+)
+def test_bad_input_gets_a_sentence(run_cli: Any, arguments: str, words: str) -> None:
+    result = run_cli("benchmark", *arguments.split())
+    assert result.returncode == 1
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    assert words in line
+
+
+def measured_by(benchmark: psutil.Process) -> list[psutil.Process]:
+    return [child for child in benchmark.children() if any("project.benchmarking" in word for word in child.cmdline())]
+
+
+def test_measured_process_ends_with_the_benchmark(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "project.benchmark", "benchmark=overhead", "benchmark.parts=[tiny]"]
+    benchmark = psutil.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    end = time.monotonic() + 60
+    while not (measured := measured_by(benchmark)) and time.monotonic() < end:
+        time.sleep(0.05)
+    benchmark.terminate()
+    assert benchmark.wait(30) == 143
+    assert measured
+    assert not any(process.is_running() for process in measured)
+
+
+def test_ranks_that_a_launcher_started_are_refused(run_cli: Any) -> None:
+    result = run_cli("benchmark", env={"RANK": "0", "TORCHELASTIC_RUN_ID": "job"})
+    assert result.returncode == 1
+    assert "error: benchmark starts its ranks itself: start it once, without torchrun" in result.stderr
+
+
+def test_help_and_config_import_neither_torch_nor_lightning(run_cli: Any, tmp_path: Path) -> None:
+    for name in ("torch", "lightning"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('a heavy import')")
+    for arguments in (["--help"], ["--cfg", "job", "benchmark=overhead"]):
+        result = run_cli("benchmark", *arguments, env={"PYTHONPATH": str(tmp_path)})
+        assert result.returncode == 0
+        assert "a heavy import" not in result.stdout + result.stderr
+        assert "strategies" in result.stdout or "tiny" in result.stdout
