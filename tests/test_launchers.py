@@ -11,6 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 FAST = ("trainer.max_epochs=1", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false")
 
 
@@ -47,7 +48,7 @@ def test_job_that_fails_is_reported_and_the_others_run(run_cli: Any, tmp_path: P
 
 @pytest.mark.parametrize("options", [[], ["--standalone"]])
 def test_ranks_of_torchrun_share_one_run_folder(tmp_path: Path, options: list[str]) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", *options, "--nproc-per-node", "2"]
+    command = [*TORCHRUN, "--log-dir", str(tmp_path / "torchrun"), *options]
     if not options:
         command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     result = start([*command, "-m", "project.train", *FAST, "trainer.devices=2"], tmp_path)
@@ -56,7 +57,7 @@ def test_ranks_of_torchrun_share_one_run_folder(tmp_path: Path, options: list[st
 
 
 def test_torchrun_with_another_number_of_ranks_is_told(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*TORCHRUN, "--log-dir", str(tmp_path / "torchrun"), "--standalone"]
     result = start([*command, "-m", "project.train", *FAST, "trainer.devices=4"], tmp_path)
     assert result.returncode == 1
     assert result.stderr.count("error: torchrun started 2 ranks") == 1

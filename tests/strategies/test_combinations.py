@@ -62,6 +62,7 @@ ALL_AT_ONCE = [
 # Where one of the cells is a sentence.
 REFUSED = {
     ("dp", "compile"): "type model.compile=false, or trainer/strategy=ddp",
+    ("pipeline", "compile"): "type model.compile=false, or trainer/strategy=fsdp",
     ("tensor_parallel", "detect_anomaly"): "type trainer/strategy=fsdp or trainer.devices=1",
     ("ddp_static_graph", "accumulation"): "type trainer/strategy=ddp",
 }
@@ -81,7 +82,7 @@ def assert_equal(one: tuple[Path, dict[str, float]], many: tuple[Path, dict[str,
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-@pytest.mark.parametrize("strategy", ["ddp", "dp", "fsdp", "tensor_parallel"])
+@pytest.mark.parametrize("strategy", ["ddp", "dp", "fsdp", "tensor_parallel", "pipeline"])
 def test_a_feature_does_what_it_does_on_one_device_or_is_refused(run: Run, strategy: str, feature: str) -> None:
     typed = (*EXPERIMENT, *FEATURES[feature])
     spread = (f"trainer/strategy={strategy}", "trainer.devices=2")
@@ -177,6 +178,7 @@ NETS_OF_GAN = "trainer.strategy.modules=[net.generator,net.discriminator]"
         *product(["ReturnsDicts", "BuiltLate", "SometimesUnused"], ["dp", "fsdp", "tensor_parallel"]),
         ("ReturnsDicts", "ddp"),
         ("BuiltLate", "ddp"),
+        ("BuiltLate", "pipeline"),
         ("SometimesUnused", "ddp_find_unused"),
         *product(["Gan"], ["ddp_find_unused", "fsdp", "tensor_parallel"]),
         ("Gan", f"dp {NETS_OF_GAN}"),
@@ -195,6 +197,8 @@ def test_models_of_many_kinds_train_as_on_one_device(run: Run, model: str, strat
         ("Gan", "auto", "type trainer/strategy=ddp_find_unused"),
         ("Gan", "ddp_static_graph", "type trainer/strategy=ddp_find_unused"),
         ("Gan", "ddp_local_sgd", "type trainer/strategy=ddp_find_unused"),
+        ("Gan", "pipeline", "type trainer/strategy=fsdp"),
+        ("SometimesUnused", "pipeline", "type trainer/strategy=fsdp"),
         ("Gan", "dp", f"type trainer/strategy=dp {NETS_OF_GAN}"),
         ("ReturnsDicts", "dp trainer.strategy.modules=[unused]", "or trainer/strategy=ddp"),
     ],

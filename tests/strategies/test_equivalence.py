@@ -24,7 +24,7 @@ EXPERIMENT = (
     "trainer.enable_progress_bar=false",
     "trainer.enable_model_summary=false",
 )
-EXACT = ("ddp", "ddp_static_graph", "ddp_find_unused", "dp", "layer_split", "fsdp", "tensor_parallel")
+EXACT = ("ddp", "ddp_static_graph", "ddp_find_unused", "dp", "layer_split", "fsdp", "tensor_parallel", "pipeline")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_compressed_and_local_steps_stay_near_one_device(run: Run, strategy: str
         assert difference > 1e-6, "the hook has no effect"
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "dp", "layer_split", "fsdp", "tensor_parallel"])
+@pytest.mark.parametrize("strategy", ["ddp", "dp", "layer_split", "fsdp", "tensor_parallel", "pipeline"])
 def test_accumulating_four_batches_equals_one_of_four_times_the_size(run: Run, strategy: str) -> None:
     parts = (f"trainer/strategy={strategy}", "trainer.devices=2", "trainer.gradient_clip_val=null")
     small, _ = run(*EXPERIMENT, *parts, "data.batch_size=64", "trainer.accumulate_grad_batches=4")
@@ -74,7 +74,8 @@ def test_accumulating_four_batches_equals_one_of_four_times_the_size(run: Run, s
         ("dp", "layer_split"),
         ("layer_split", "fsdp"),
         ("fsdp", "tensor_parallel"),
-        ("tensor_parallel", "ddp"),
+        ("tensor_parallel", "pipeline"),
+        ("pipeline", "ddp"),
     ],
 )
 def test_checkpoint_of_one_strategy_has_the_same_metrics_under_another(run: Run, trained: str, evaluated: str) -> None:

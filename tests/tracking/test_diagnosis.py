@@ -86,6 +86,7 @@ def test_the_gain_is_what_is_left_without_the_part() -> None:
         ({"other": 30.0}, Facts(), "trainer.log_every_n_steps=100"),
         ({}, Facts(precision="32-true"), "trainer.precision=bf16-mixed"),
         ({}, Facts(precision="bf16-mixed"), "model.compile=true"),
+        ({}, Facts(precision="bf16-mixed", strategy="PipelineStrategy"), "more devices: trainer.devices=N"),
     ],
 )
 def test_remedies_are_what_to_type_for_this_run(change: dict[str, float], facts: Facts, remedy: str) -> None:

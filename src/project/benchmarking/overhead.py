@@ -49,10 +49,11 @@ def compare_overhead(
         config: The experiment; its net must be an MLP, whose width sets the length of a step.
         folder: For the measured runs.
         tell: Shows a line of progress.
-        parts: Which rows: ``tiny``, ``steps``, ``ranks``, ``validation``, ``epoch``, ``start``, ``config``.
+        parts: Which rows: ``tiny``, ``steps``, ``ranks``, ``tracking``, ``validation``, ``epoch``, ``start`` and
+            ``config``.
         tiny_width: Units of the two hidden layers of the smallest net.
         tiny_batch_size: Its batch size.
-        step_ms: Lengths of the longer steps; ranks and validation take the last.
+        step_ms: Lengths of the longer steps; ranks, tracking and validation take the last.
         measured_s: About how long steps are measured in each process.
         epochs: Measured epochs of the digits.
         start_devices: Ranks whose start is compared.
@@ -78,6 +79,8 @@ def compare_overhead(
         groups += [long_steps(*sized(length_ms), length_ms) for length_ms in step_ms]
     if "ranks" in parts:
         groups.append(two_ranks(*sized(step_ms[-1], devices=2), step_ms[-1]))
+    if "tracking" in parts:
+        groups += [tracking(*sized(step_ms[-1], devices), step_ms[-1], devices) for devices in (1, 2)]
     if "validation" in parts:
         wide, num_batches = sized(step_ms[-1], measure_what="validate")
         short = training_config(config, batch_size, steps=1, val_batches=num_batches)
@@ -133,6 +136,18 @@ def two_ranks(config: Config, steps: int, length_ms: float) -> Group:
     ours = template(f"template, {what}", config, steps, steps // 5, strategy="ddp", devices=2)
     by_hand = hand_written(f"hand-written, {what}", config, steps, steps // 5, strategy="ddp", devices=2)
     return [Comparison(f"{what}: hand-written DDP", "step", ours, by_hand, 0.97)]
+
+
+def tracking(config: Config, steps: int, length_ms: float, devices: int) -> Group:
+    """The tracker that is on by default, against the same training without it."""
+    what = f"{devices} rank{'s' if devices > 1 else ''}, steps of {length_ms:g} ms"
+    strategy = "ddp" if devices > 1 else "auto"
+    without = {name: node for name, node in config["callbacks"].items() if name != "tracker"}
+    on = template(f"tracking, {what}", config, steps, steps // 5, strategy=strategy, devices=devices)
+    off = template(
+        f"no tracking, {what}", config | {"callbacks": without}, steps, steps // 5, strategy=strategy, devices=devices
+    )
+    return [Comparison(f"tracking, {what}: without", "step", on, off, 0.99)]
 
 
 def validation(config: Config, num_batches: int, length_ms: float) -> Group:

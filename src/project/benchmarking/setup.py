@@ -100,7 +100,9 @@ def hand_written(
 ) -> Contender:
     """The hand-written loop as a contender; torchrun starts its ranks."""
     ranks = 1 if strategy in ("single", "dp") else devices
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    # Its logs would stay in the temporary folder of the machine.
+    run = ["-m", "torch.distributed.run", "--standalone", "--log-dir", "{folder}", "--nproc-per-node", str(ranks)]
+    torchrun = run if ranks > 1 else []
     task = Task(config, steps, "", strategy, devices)
     seconds = seconds_per_step(warmup_steps, per_step)
     return Contender(

@@ -14,7 +14,7 @@ from project.errors import UserError
 from project.launch import agent, combinations, devices, preflight, rank, run_folder, strategy
 from project.launch.run import Outcome, Run
 from project.launch.summary import announce, summarize
-from project.strategies import is_single_process, tensor_parallel_size
+from project.strategies import is_single_process, pipeline_layout, ranks_per_batch
 
 
 def run_job(
@@ -54,9 +54,9 @@ def run_job(
         agent.warm_up()  # imports on another core while this process goes on
     num_devices = devices.count(trainer["accelerator"], trainer["devices"])
     num_ranks = 1 if one_process else num_devices
-    batch_shares = num_ranks // tensor_parallel_size(trainer["strategy"], num_ranks)
+    batch_shares = num_ranks // ranks_per_batch(trainer["strategy"], num_ranks)
     if kind == "train":  # evaluation shares any number of samples out
-        preflight.check_batch_size(config, batch_shares)
+        preflight.check_batch_size(config, batch_shares, pipeline_layout(trainer["strategy"], num_ranks))
 
     config, run = _open_run(composed, overrides, kind, sweep_folder)
     run = replace(run, started_at=started_at or run.started_at)
@@ -132,8 +132,9 @@ def _run_as_rank(function: str, composed: DictConfig, overrides: list[str], kind
         )
     if kind == "train":
         world_size = environment.world_size()
-        shares = world_size // tensor_parallel_size(config["trainer"]["strategy"], devices.local_world_size())
-        preflight.check_batch_size(config, shares)
+        strategy_config, local_world_size = config["trainer"]["strategy"], devices.local_world_size()
+        shares = world_size // ranks_per_batch(strategy_config, local_world_size)
+        preflight.check_batch_size(config, shares, pipeline_layout(strategy_config, local_world_size))
     rank.share_threads(config["launch"]["threads_per_rank"], devices.local_world_size())
     with rank.environment_restored(), rank.process_group(config):
         me = environment.global_rank()

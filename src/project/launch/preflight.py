@@ -9,6 +9,7 @@ from typing import Any
 
 from project.errors import UserError, nearest
 from project.launch.build import accepted_arguments, locate
+from project.strategies.pipeline_layout import PipelineLayout
 
 Config = dict[str, Any]
 
@@ -42,15 +43,7 @@ def _one_or_some(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda v: all(map(test, v)) and bool(v) if isinstance(v, list) else test(v)
 
 
-BENCHMARK_PARTS = (
-    "tiny",
-    "steps",
-    "ranks",
-    "validation",
-    "epoch",
-    "start",
-    "config",
-)  # of conf/benchmark/overhead.yaml
+BENCHMARK_PARTS = ("tiny", "steps", "ranks", "tracking", "validation", "epoch", "start", "config")  # of overhead.yaml
 _LIMIT = "a whole number of batches, a share from 0.0 to 1.0, or null"
 RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("seed", lambda v: v is None or (_whole(0)(v) and v < 2**32), "a whole number from 0 to 4294967295, or null"),
@@ -136,8 +129,10 @@ def check(config: Config) -> None:
         check_installed(key, target)
 
 
-def check_batch_size(config: Config, world_size: int) -> None:
+def check_batch_size(config: Config, world_size: int, pipeline: PipelineLayout | None = None) -> None:
     """The global batch size must be shared out equally, or ranks would weigh their samples differently.
+
+    So must the share of a ``pipeline`` to its micro-batches, where several ranks form one.
 
     That ``data.batch_size`` is global holds for this package's data modules; other classes have rules of their own.
     """
@@ -150,6 +145,16 @@ def check_batch_size(config: Config, world_size: int) -> None:
         raise UserError(
             f"data.batch_size={batch_size} is the global batch size and {world_size} ranks can't share it equally: "
             f"type {choices}"
+        )
+    share = batch_size // world_size if isinstance(batch_size, int) else 0
+    if pipeline is not None and pipeline.ranks > 1 and share and pipeline.cut(share) is None:
+        unit = world_size * pipeline.unit()
+        below, above = batch_size // unit * unit, -(-batch_size // unit) * unit
+        choices = " or ".join(f"data.batch_size={size}" for size in (below, above) if size)
+        parts = f"{pipeline.micro_batches} " if pipeline.micro_batches else f"at least {pipeline.stages} "
+        raise UserError(
+            f"data.batch_size={batch_size} leaves a pipeline {share} samples, which can't be cut into {parts}equal "
+            f"micro-batches: type {choices}, or trainer.strategy.schedule=gpipe trainer.strategy.micro_batches=auto"
         )
 
 

@@ -46,7 +46,7 @@ def summarize(kind: str, config: dict[str, Any], run: Run, outcome: Outcome) -> 
     console.width = max(console.width, widest + 30)
     console.print(table)
     for line in outcome.diagnosis:
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     if (run.folder / "tensorboard").is_dir():
         console.print(f"tensorboard --logdir {shlex.quote(shorten(run.folder))}", highlight=False)
 

@@ -3,12 +3,14 @@
 from typing import Any
 
 from project.errors import UserError
+from project.strategies.pipeline_layout import PipelineLayout, layout_of
 
 # By Lightning's name: the class, which is not imported here, since that takes seconds.
 SINGLE_PROCESS = {
     "dp": f"{__name__}.data_parallel.DataParallelStrategy",
     "layer_split": f"{__name__}.layer_split.LayerSplitStrategy",
 }
+PIPELINE = f"{__name__}.pipeline.PipelineStrategy"
 
 
 def is_single_process(strategy: Any) -> bool:
@@ -20,6 +22,26 @@ def is_single_process(strategy: Any) -> bool:
     if isinstance(strategy, str):
         return strategy.lower() in SINGLE_PROCESS  # as Lightning reads it
     return isinstance(strategy, dict) and strategy.get("_target_") in SINGLE_PROCESS.values()
+
+
+def pipeline_layout(strategy: Any, local_world_size: int) -> PipelineLayout | None:
+    """How pipelines lie on the ranks of a host; None for any other strategy.
+
+    Raises:
+        UserError: they can't.
+    """
+    is_pipeline = isinstance(strategy, dict) and strategy.get("_target_") == PIPELINE
+    return layout_of(strategy, local_world_size) if is_pipeline else None
+
+
+def ranks_per_batch(strategy: Any, local_world_size: int) -> int:
+    """Ranks that hold one model together, and so read the same share of the batch.
+
+    Raises:
+        UserError: they do not divide the ranks of a host.
+    """
+    layout = pipeline_layout(strategy, local_world_size)
+    return layout.ranks if layout is not None else tensor_parallel_size(strategy, local_world_size)
 
 
 def tensor_parallel_size(strategy: Any, local_world_size: int) -> int:

@@ -71,9 +71,7 @@ class TrainingCurves(Callback):
     ) -> None:
         # Here gradients are complete, synchronised and unscaled, and not clipped yet.
         if _is_logged(trainer):
-            gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            norm = get_total_norm(gradients) if gradients else None
-            self._grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+            self._grad_norm = gradient_norm(trainer, optimizer)
             self._lr = optimizer.param_groups[0]["lr"]  # later it is the next step's
 
     def on_train_batch_end(
@@ -99,6 +97,17 @@ class TrainingCurves(Callback):
                 pl_module.log("train/grad_norm", self._grad_norm)
             if self._lr is not None:
                 pl_module.log("train/lr", self._lr)
+
+
+def gradient_norm(trainer: L.Trainer, optimizer: torch.optim.Optimizer) -> Tensor | None:
+    """The norm of all gradients, (); for all ranks to call. None where there are none."""
+    over_ranks = getattr(trainer.strategy, "gradient_norm", None)
+    if over_ranks is not None:
+        norm: Tensor = over_ranks(optimizer)
+        return norm
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    total = get_total_norm(gradients) if gradients else None
+    return total.full_tensor() if isinstance(total, DTensor) else total
 
 
 def _is_logged(trainer: L.Trainer) -> bool:

@@ -17,7 +17,7 @@ class Facts:
         num_workers: Of the training loader.
         batch_size: Global.
         on_gpu: Whether the ranks compute on GPUs.
-        strategy: Name of the choice, as ``ddp``.
+        strategy: Name of its class.
         precision: As the Trainer has it.
         compiled: Whether the net is compiled.
         cores: CPU cores of the host.
@@ -67,6 +67,8 @@ class Diagnosis:
 DATA, TRANSFER, SYNC, OTHER = 0.05, 0.05, 0.10, 0.25
 LATE = 0.20  # a rank that holds the others up by this share of a step is a straggler ...
 APART = 2.0  # ... if it is later than any other by this factor
+
+UNCOMPILED = ("DataParallelStrategy", "LayerSplitStrategy", "PipelineStrategy")  # they refuse model.compile=true
 
 
 def diagnose(windows: Sequence[Window], facts: Facts) -> Diagnosis:
@@ -180,7 +182,7 @@ def _faster(facts: Facts) -> tuple[str, ...]:
     advice = []
     if facts.precision in ("32-true", "32"):
         advice.append("trainer.precision=bf16-mixed")
-    if not facts.compiled:
+    if not facts.compiled and facts.strategy not in UNCOMPILED:
         advice.append("model.compile=true")
     advice.append("more devices: trainer.devices=N")
     return tuple(advice)

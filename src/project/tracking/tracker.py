@@ -30,6 +30,7 @@ from project.tracking.windows import NUM_FIELDS, Window, lateness, merge, summar
 
 READ_EVERY = {"cpu": 4, "cuda": 20}  # steps; DDP's own times wait for the device where they are read on CUDA
 PERSISTS = 5  # windows in a row until a straggler or a starving input is warned of
+FEWEST_STEPS = 5  # after the first, to be judged
 WARNED_OF = ("straggler", "input")
 
 
@@ -136,10 +137,10 @@ class Tracker(Callback):
         self.clock.start_step()  # ends the last
         self.clock.pause()
         # How many steps are left over is the same on all ranks, so all come here or none.
-        if len(self.clock.steps) > 1 or (self.clock.steps and not self.windows):
+        if self._is_warm and self.clock.steps:
             self._end_window()
-        if self.windows:
-            merged = [merge(of_rank) for of_rank in zip(*self.windows, strict=True)]
+        merged = [merge(of_rank) for of_rank in zip(*self.windows, strict=True)]
+        if merged and merged[0].steps >= FEWEST_STEPS:
             self.diagnosis = diagnose(merged, self._facts)
             if self._dashboard is not None:
                 self._dashboard.write_diagnosis(trainer.global_step, self.diagnosis)
