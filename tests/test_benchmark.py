@@ -56,7 +56,7 @@ def test_overhead_has_a_row_for_each_part(run_cli: Any, tmp_path: Path) -> None:
     result: subprocess.CompletedProcess[str] = run_cli("benchmark", "benchmark=overhead", *TINY, *small, timeout_s=500)
     run_dir, rows = results(tmp_path)
     assert result.returncode == 0, result.stderr
-    assert len(rows) == 10
+    assert len(rows) == 12
     assert all(row["times_as_fast"]["low"] > 0 for row in rows.values())
     by_hand = loss_of(run_dir, "hand-written_tiny_steps")
     for other in ("template", "bare_Lightning", "popular_pattern"):
