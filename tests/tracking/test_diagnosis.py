@@ -69,6 +69,11 @@ def test_two_ranks_that_are_equally_late_are_no_straggler() -> None:
     assert bound(*windows) != "straggler"
 
 
+def test_a_rank_that_is_late_while_all_send_for_longer_is_no_straggler() -> None:
+    windows = [replace(BALANCED, backward=112, sync=100, late=late) for late in (0, 40)]
+    assert bound(*windows) == "synchronisation"
+
+
 def test_the_gain_is_what_is_left_without_the_part() -> None:
     half = replace(BALANCED, data=20, transfer=0, forward=5, backward=12.5, optimizer=2, other=0.5)
     assert diagnose([half], Facts()).gain == pytest.approx(2)

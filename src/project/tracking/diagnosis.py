@@ -80,10 +80,11 @@ def diagnose(windows: Sequence[Window], facts: Facts) -> Diagnosis:
     if not windows:
         return Diagnosis("unknown", "no step was measured")
     step = sum(window.step for window in windows) / len(windows)
-    straggler = _straggler(windows, step)
-    if straggler is not None:
-        return straggler
     shares = _shares(windows, step)
+    straggler = _straggler(windows, step)
+    # Ranks that have much to send come late to each other, now this one and now that.
+    if straggler is not None and straggler.gain > 1 / max(1e-3, 1 - shares.get("sync", 0.0)):
+        return straggler
     candidates = {
         "input": shares["data"] / DATA,
         "transfer": shares["transfer"] / TRANSFER,

@@ -1,0 +1,70 @@
+"""What the parts of the overhead benchmark compare, without measuring it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from project.benchmarking import overhead
+from project.benchmarking.compare import Comparison
+from project.launch.composition import config_folder, register_resolvers
+from project.launch.preflight import BENCHMARK_PARTS
+
+
+@pytest.fixture(scope="module")
+def config() -> dict[str, Any]:
+    register_resolvers()
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        composed = compose("benchmark", ["benchmark=overhead", "paths.run_dir=somewhere"])
+    plain: dict[str, Any] = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
+    return plain
+
+
+def groups(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *parts: str) -> list[list[Comparison]]:
+    """What would be measured; nets keep their width."""
+    taken: list[list[Comparison]] = []
+    monkeypatch.setattr(overhead, "wide_enough", lambda plain, *_: plain)
+    monkeypatch.setattr(overhead, "compare", lambda found, *_: taken.extend(found))
+    arguments = {name: value for name, value in config["benchmark"].items() if name not in ("_target_", "parts")}
+    overhead.compare_overhead(config, Path("somewhere"), lambda _: None, list(parts), **arguments)
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("part", "references"),
+    [
+        ("tiny", ["hand-written", "bare Lightning", "popular pattern", "hand-written"]),
+        ("steps", ["hand-written, steps of 5 ms", "hand-written, steps of 20 ms"]),
+        ("ranks", ["hand-written, 2 ranks"]),
+        ("tracking", ["no tracking, 1 rank", "no tracking, 2 ranks"]),
+        ("validation", ["inference loop"]),
+        ("epoch", ["popular pipeline"]),
+        ("start", ["Lightning's launcher, 4 ranks"]),
+        ("config", ["import torch"]),
+    ],
+)
+def test_part_has_its_rows(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, part: str, references: list[str]
+) -> None:
+    rows = [comparison for group in groups(config, monkeypatch, part) for comparison in group]
+    assert len(rows) == len(references)
+    for row, reference in zip(rows, references, strict=True):
+        assert row.reference.name.startswith(reference)
+
+
+def test_every_part_that_preflight_lets_through_is_one(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config["benchmark"]["parts"] == list(BENCHMARK_PARTS)
+    assert len(groups(config, monkeypatch, *BENCHMARK_PARTS)) == 10
+
+
+def test_both_sides_of_tracking_differ_in_the_tracker_alone(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for (row,) in groups(config, monkeypatch, "tracking"):
+        assert row.candidate.task is not None
+        assert row.reference.task is not None
+        on, off = row.candidate.task.config, row.reference.task.config
+        assert on["callbacks"].keys() - off["callbacks"].keys() == {"tracker"}
+        assert {k: v for k, v in on.items() if k != "callbacks"} == {k: v for k, v in off.items() if k != "callbacks"}
