@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from interpreters import WarmInterpreter, start_fresh
 
 SLURM_SCRIPT = Path(__file__).parent / "cluster" / "slurm.sh"
 
@@ -57,12 +59,20 @@ def no_process_left_behind() -> Iterator[None]:
         pytest.fail(f"left behind by this test: {described}", pytrace=False)
 
 
+@pytest.fixture(scope="session")
+def interpreter() -> Iterator[WarmInterpreter]:
+    started = WarmInterpreter()
+    yield started
+    started.close()
+
+
 @pytest.fixture
-def run_cli(tmp_path: Path) -> RunCli:
+def run_cli(tmp_path: Path, interpreter: WarmInterpreter) -> RunCli:
     """``run_cli("train", "trainer.devices=2")``: a command of the project, as from a shell in ``tmp_path``.
 
     ``timeout_s`` ends it with all its processes and fails the test; ``env`` adds variables; ``cwd`` replaces
     ``tmp_path``. Standard input is empty. Also fails if a process of the command outlives it.
+    Variables that Python itself reads (``PYTHONPATH``) get the command a fresh interpreter, not a warm one.
     """
 
     def run(
@@ -72,35 +82,30 @@ def run_cli(tmp_path: Path) -> RunCli:
         env: dict[str, str] | None = None,
         cwd: Path = tmp_path,
     ) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", f"project.{command}", *args]
+        argv = ["-m", f"project.{command}", *args]
         # SLURM_CONF says where the cluster is, not that this is a job of it.
         inherited = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or not CLUSTER_VARIABLES.match(k)}
-        process = subprocess.Popen(
-            argv,
-            cwd=cwd,
-            env=inherited | (env or {}),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            stdout, stderr = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            _kill(_family(process.pid))
-            stdout, stderr = process.communicate()
-            pytest.fail(f"no end after {timeout_s} s: {argv}\n{stdout}\n{stderr}", pytrace=False)
-        except BaseException:  # the test's own timeout, or Ctrl-C
-            _kill(_family(process.pid))
-            process.wait()
-            raise
-        left = _wait_for_end(lambda: _family(process.pid))
-        if left:
-            described = _describe(left)
-            _kill(left)
-            pytest.fail(f"outlived {argv}: {described}", pytrace=False)
-        return subprocess.CompletedProcess(argv, process.returncode, stdout, stderr)
+        start = start_fresh if any(name.startswith("PYTHON") for name in env or {}) else interpreter.start
+        with tempfile.TemporaryDirectory(prefix="project-cli-") as output:
+            stdout, stderr = Path(output, "stdout"), Path(output, "stderr")
+            process = start(argv, cwd, inherited | (env or {}), stdout, stderr)
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                _kill(_family(process.pid))
+                process.wait(5)
+                said = f"{stdout.read_text()}\n{stderr.read_text()}"
+                pytest.fail(f"no end after {timeout_s} s: {argv}\n{said}", pytrace=False)
+            except BaseException:  # the test's own timeout, or Ctrl-C
+                _kill(_family(process.pid))
+                process.wait(5)
+                raise
+            left = _wait_for_end(lambda: _family(process.pid))
+            if left:
+                described = _describe(left)
+                _kill(left)
+                pytest.fail(f"outlived {argv}: {described}", pytrace=False)
+            return subprocess.CompletedProcess(argv, process.returncode, stdout.read_text(), stderr.read_text())
 
     return run
 
