@@ -32,7 +32,7 @@ def loss_of(run_dir: Path, contender: str) -> float:
     return loss
 
 
-SHORT = ("benchmark.steps=6", "benchmark.warmup_steps=2", "benchmark.step_ms=null")
+SHORT = ("benchmark=strategies", "benchmark.steps=6", "benchmark.warmup_steps=2", "benchmark.step_ms=null")
 
 
 @pytest.mark.timeout(400)
@@ -76,15 +76,19 @@ def test_overhead_is_measured_of_the_same_training(run_cli: Any, tmp_path: Path)
     [
         ("benchmark=speed", "type benchmark="),
         ("benchmark.repeats=0", "benchmark.repeats= with a whole number from 1"),
-        ("benchmark.strategies=[ddp,deepspeed]", "a list of ddp, dp and fsdp"),
-        ("benchmark.strategies=ddp", "a list of ddp, dp and fsdp"),
-        ("benchmark.devices=[1,2]", "a whole number from 2, or a list of such"),
+        ("benchmark=strategies benchmark.strategies=[ddp,deepspeed]", "type benchmark.strategies=[ddp,dp,fsdp]"),
+        ("benchmark=strategies benchmark.devices=1", "or benchmark=scaling"),
+        ("benchmark.strategies=ddp", "a list of names, as [ddp,dp]"),
+        ("benchmark.devices=[0,2]", "a whole number from 1, or a list of such"),
+        ("benchmark.kinds=[big]", "a list of strong and weak"),
+        ("benchmark=optimize benchmark.budget_s=-1", "a number of seconds above 0"),
+        ("benchmark=optimize data.batch_size=7.5", "a whole number from 1"),
         ("benchmark=overhead benchmark.parts=[tinny]", "a list of tiny, steps"),
         ("benchmark.step=3", "did you mean benchmark.steps?"),
         ("benchmark.timeout_s=0", "a number of seconds above 0"),
         ("trainer.devices=2", "benchmark.devices"),
-        ("experiment=text_gpt", "type experiment=digits_mlp"),
-        ("~model.net.width", "benchmark.step_ms=null"),
+        ("benchmark=strategies experiment=text_gpt", "type experiment=digits_mlp"),
+        ("benchmark=strategies ~model.net.width", "benchmark.step_ms=null"),
     ],
 )
 def test_bad_input_gets_a_sentence(run_cli: Any, arguments: str, words: str) -> None:
@@ -93,6 +97,49 @@ def test_bad_input_gets_a_sentence(run_cli: Any, arguments: str, words: str) -> 
     (line,) = result.stderr.strip().splitlines()
     assert line.startswith("error: ")
     assert words in line
+
+
+STARVED = ("data=synthetic", "data.delay_ms=5", "data.image_shape=[1,4,4]", "data.length=3200", "data.batch_size=16")
+
+
+@pytest.mark.timeout(300)
+def test_scaling_is_measured_with_latency_and_a_combination_that_fails_is_a_row(run_cli: Any, tmp_path: Path) -> None:
+    few = ("benchmark.repeats=1", "benchmark.steps=6", "benchmark.warmup_steps=2", "benchmark.calls=3")
+    result = run_cli("benchmark", *few, "benchmark.strategies=[ddp,dpp]", "benchmark.kinds=[weak]", timeout_s=280)
+    assert result.returncode == 1
+    assert "dpp on 1, weak: trainer/strategy=dpp can't be chosen" in result.stderr
+    (run_dir,) = (tmp_path / "outputs").iterdir()
+    rows = json.loads((run_dir / "benchmark.json").read_text())["rows"]
+    training = {(row["strategy"], row["devices"]): row for row in rows if row["what"] == "training"}
+    assert training.keys() == {("ddp", 1), ("ddp", 2), ("dpp", 1), ("dpp", 2)}
+    assert training["dpp", 2]["error"]
+    for devices in (1, 2):
+        row = training["ddp", devices]
+        assert row["samples_per_s"]["median"] == pytest.approx(devices * row["samples_per_s_per_device"])
+        assert 0 < row["step_ms"]["p50"] <= row["step_ms"]["p99"]
+        assert sum(row["parts_ms"].values()) > 0
+        assert row["memory_bytes"] > 0
+    ratio = training["ddp", 2]["samples_per_s_per_device"] / training["ddp", 1]["samples_per_s_per_device"]
+    assert training["ddp", 2]["efficiency"] == pytest.approx(ratio)
+    assert [row["batch_size"] for row in rows if row["what"] == "latency"] == [1, 16, 256]
+    assert (run_dir / "scaling.png").stat().st_size > 10_000
+    assert list((run_dir / "tensorboard").glob("events*"))
+
+
+@pytest.mark.timeout(300)
+def test_optimizing_finds_workers_for_a_starved_loader(run_cli: Any, tmp_path: Path) -> None:
+    short = ("benchmark=optimize", "benchmark.measured_s=2", "benchmark.repeats=1", "benchmark.budget_s=60")
+    result = run_cli("benchmark", *short, *STARVED, timeout_s=280)
+    assert result.returncode == 0, result.stderr
+    (run_dir,) = (tmp_path / "outputs").iterdir()
+    rows = json.loads((run_dir / "benchmark.json").read_text())["rows"]
+    kept = [row for row in rows if row["verdict"] == "kept"]
+    assert kept[0]["override"].startswith("data.num_workers=")
+    assert kept[-1]["gain"] > 1.4  # nearly 2 for each doubling; other work on this machine takes its share
+    assert not any(row["override"].startswith("data.batch_size=") for row in kept)
+    again = run_cli("train", f"experiment={run_dir}/optimized.yaml", "--cfg", "job")
+    assert "delay_ms: 5" in again.stdout
+    assert f"num_workers: {kept[-2]['override'].partition('=')[2]}" in again.stdout
 
 
 def measured_by(benchmark: psutil.Process) -> list[psutil.Process]:

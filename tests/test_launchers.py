@@ -1,9 +1,13 @@
 """Several jobs in one process, and ranks that torchrun or SLURM started."""
 
+import csv
 import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +24,94 @@ def metrics(folder: Path) -> dict[str, float]:
     return found
 
 
-def test_jobs_of_a_sweep_have_folders_ranks_and_results_of_their_own(run_cli: Any, tmp_path: Path) -> None:
-    result = run_cli("train", "-m", *FAST, "optimizer.lr=0.01,0.001", "trainer.devices=2")
+# As short as a training can be.
+SMALL = (*FAST, "trainer.limit_train_batches=4", "callbacks=none", "trainer.devices=2")
+LAUNCHERS = {
+    "basic": (),
+    "joblib": ("hydra/launcher=joblib",),
+    "slurm": ("hydra/launcher=submitit_slurm",),
+    "ray": ("hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2"),
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_sweep_is_the_same_under_every_launcher(
+    request: pytest.FixtureRequest, run_cli: Any, run: Any, tmp_path: Path, launcher: str
+) -> None:
+    env = {"OMP_NUM_THREADS": "1"}
+    if launcher == "slurm":
+        request.getfixturevalue("slurm")
+    if launcher == "ray":
+        pytest.importorskip("hydra_plugins.hydra_ray_launcher")
+        # Its own files: a key for its processes, and their logs.
+        ray_folder = request.getfixturevalue("short_folder")
+        env |= {"RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": str(ray_folder), "RAY_USAGE_STATS_ENABLED": "0"}
+    values = ("optimizer.lr=0.01,0.001", "seed=1,2")
+    result = run_cli("train", "-m", *SMALL, *values, *LAUNCHERS[launcher], env=env, timeout_s=280)
     assert result.returncode == 0, result.stderr
-    (sweep,) = tmp_path.glob("outputs/digits_mlp/*")
-    jobs = sorted(path for path in sweep.iterdir() if path.is_dir())
-    assert [path.name.partition("_")[0] for path in jobs] == ["0", "1"]
-    assert all((job / "ranks" / "rank_1.log").exists() for job in jobs)
-    assert metrics(jobs[0])["val/loss"] != metrics(jobs[1])["val/loss"]
+    assert "sweep: 4 of 4 done; best val/accuracy" in result.stdout
+
+    (results,) = tmp_path.glob("outputs/**/results.csv")
+    rows = list(csv.DictReader(results.open()))
+    folders = sorted(path.parent for path in results.parent.glob("*/config.yaml"))
+    assert [row["folder"] for row in rows] == [folder.name for folder in folders]
+    for row, folder in zip(rows, folders, strict=True):
+        assert row["state"] == "finished"
+        assert (folder / "ranks" / "rank_1.log").exists()
+        _, alone = run(*SMALL, "logger=none", f"optimizer.lr={row['optimizer.lr']}", f"seed={row['seed']}")
+        assert {name: float(row[name]) for name in alone} == pytest.approx(alone, abs=1e-6)
+        assert hparams(folder) == {"optimizer.lr": float(row["optimizer.lr"]), "seed": float(row["seed"])}
+    assert len({row["val/loss"] for row in rows}) == 4
+    if launcher == "slurm":
+        assert subprocess.check_output(["squeue", "--noheader"], text=True) == ""
+
+
+def hparams(folder: Path) -> dict[str, Any]:
+    """The row of a run in TensorBoard's HParams tab."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import metadata
+
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    data = metadata.parse_session_start_info_plugin_data(
+        events.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
+    )
+    return {name: value.number_value for name, value in data.hparams.items()}
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A temporary folder whose path leaves room for the names of Ray's sockets, which have 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_job_that_slurm_ends_fails_alone(slurm: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "project.train", "-m", *SMALL, "hydra/launcher=submitit_slurm", "logger=none"]
+    process = subprocess.Popen(
+        [*command, "trainer.devices=1", "trainer.max_epochs=100000,1"],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        end = time.monotonic() + 120
+        while not list(tmp_path.glob("outputs/*/*/0_*/state.json")):
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        (job,) = subprocess.check_output(["squeue", "--noheader", "--format=%i"], text=True).split()[:1]
+        subprocess.run(["scancel", "--signal=KILL", "--full", f"{job.partition('_')[0]}_0"], check=True)
+        stdout, stderr = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 1, stdout + stderr
+    assert "1 of 2 jobs of the sweep failed" in stderr
+    assert "0_max_epochs=100000: SLURM ended job" in stderr or "its process is gone" in stderr
+    (results,) = tmp_path.glob("outputs/**/results.csv")
+    assert [row["state"] for row in csv.DictReader(results.open())] in (["failed", "finished"], ["killed", "finished"])
 
 
 def test_number_of_ranks_can_change_from_job_to_job(run_cli: Any, tmp_path: Path) -> None:

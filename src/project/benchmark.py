@@ -25,14 +25,14 @@ def benchmark(config: dict[str, Any], run: Run) -> Outcome:
     arguments = dict(config["benchmark"])
     measure_all = locate(arguments.pop("_target_"), "benchmark")
     load_before = os.getloadavg()
-    rows = measure_all(config, run.folder, tell, **arguments)
+    results = measure_all(config, run, tell, **arguments)
     load = {"before": load_before, "after": os.getloadavg()}  # runnable processes over 1, 5 and 15 minutes
 
-    report.write(run.folder, rows, {"environment": run.environment, "load": load, "settings": config["benchmark"]})
-    report.show(f"{run.folder.name}, load {load_before[0]:.1f} before and {load['after'][0]:.1f} after", rows)
-    failed = [row.error for row in rows if row.error]
-    if failed:
-        raise UserError(f"{len(failed)} of {len(rows)} rows failed: {'; '.join(dict.fromkeys(failed))}")
+    report.write(run.folder, results, {"environment": run.environment, "load": load, "settings": config["benchmark"]})
+    report.show(f"{run.folder.name}, load {load_before[0]:.1f} before and {load['after'][0]:.1f} after", results)
+    if results.errors:
+        told = "; ".join(dict.fromkeys(results.errors))
+        raise UserError(f"{len(results.errors)} of {len(results.rows)} rows failed: {told}")
     return Outcome({}, files={"benchmark": str(run.folder / "benchmark.json")})
 
 

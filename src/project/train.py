@@ -1,12 +1,15 @@
 """Train a model, test its best weights and say what came of it.
 
 python -m project.train trainer.devices=4
+python -m project.train resume=outputs/digits_mlp/2026-01-01_12-00-00
 """
 
 from typing import Any
 
 from project.launch.cli import command
+from project.launch.resume import compose_resumed, continue_curves, resume_point
 from project.launch.run import Outcome, Run
+from project.launch.secrets import masked
 
 
 def train(config: dict[str, Any], run: Run) -> Outcome:
@@ -16,51 +19,67 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
 
     from project.data.sharing import share
     from project.launch.build import build, build_all
-    from project.launch.checkpoint import ConfigInCheckpoint, best_checkpoint
+    from project.launch.checkpoint import ConfigInCheckpoint, best_checkpoint, loading
     from project.launch.final_validation import FinalValidation
+    from project.launch.full_disk import spare_curves
     from project.launch.last_window import LastWindow
+    from project.launch.loops import install
     from project.launch.monitor import MonitorCheck
     from project.launch.rank import cluster_environment
+    from project.launch.rank_states import RankStates
     from project.launch.run_folder import write_metrics
-    from project.launch.seeding import RankSeeds
+    from project.strategies.checkpoint_files import CheckpointFiles
     from project.strategies.sharded_checkpoint import consolidate_all
+    from project.sweep.pruning import pruning
     from project.tracking.hparams import select_hparams
 
-    # Every rank builds the same weights; RankSeeds gives each its own random numbers once training starts.
+    start = resume_point(run, config)
+
+    # Every rank builds the same weights; RankStates gives each its own random numbers once training starts.
     L.seed_everything(config["seed"], workers=True, verbose=False)
     datamodule = build(config, "data")
     share(datamodule, config["seed"])
 
+    spare_curves()  # a full disk must not end the run
     loggers = build_all(config, "logger")
+    if run.resumes:
+        continue_curves(loggers, start)
+    of_search = pruning(config)
+    states = RankStates(config["seed"])
     trainer: L.Trainer = build(
         config,
         "trainer",
         default_root_dir=run.folder,
         callbacks=[
             MonitorCheck(config["monitor"]),
-            RankSeeds(config["seed"]),
+            states,
             FinalValidation(),
             LastWindow(),
             *build_all(config, "callbacks"),
-            ConfigInCheckpoint(config),
+            *of_search,
+            ConfigInCheckpoint(masked(config)),
         ],
         logger=loggers,
-        plugins=cluster_environment(),
+        plugins=[cluster_environment(), CheckpointFiles()],
     )
+    install(trainer)  # loops that can be saved, stopped and resumed between any two steps
     with trainer.precision_plugin.module_init_context():  # 64-true weights are float64 from the start
         model = build(config, "model")
     for logger in loggers:
         if hasattr(logger, "start_run"):
-            logger.start_run(config, run.environment, select_hparams(config, run.overrides))
+            logger.start_run(masked(config), run.environment, select_hparams(masked(config), run.overrides))
 
-    trainer.fit(model, datamodule=datamodule)
-    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    with loading(start.path):
+        trainer.fit(model, datamodule=datamodule, ckpt_path=start.path, weights_only=True)
+    metrics = states.logged | {name: float(value) for name, value in trainer.callback_metrics.items()}
     consolidate_all(trainer)  # one plain file of each checkpoint that the ranks wrote in parts
     best = best_checkpoint(trainer)
 
-    if config["test"]:
+    if config["test"] and not any(callback.pruned for callback in of_search):
         # Without a checkpoint (callbacks=none) the weights in memory are the ones to test.
-        trainer.test(model, datamodule=datamodule, ckpt_path=best.path if best else None, verbose=False)
+        trainer.test(
+            model, datamodule=datamodule, ckpt_path=best.path if best else None, verbose=False, weights_only=True
+        )
         metrics |= {name: float(value) for name, value in trainer.callback_metrics.items()}
 
     for logger in loggers:
@@ -72,7 +91,7 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
     return outcome
 
 
-main = command("train", train)
+main = command("train", train, prepare=compose_resumed)
 
 if __name__ == "__main__":
     main()

@@ -11,6 +11,7 @@ from project.benchmarking import overhead
 from project.benchmarking.compare import Comparison
 from project.launch.composition import config_folder, register_resolvers
 from project.launch.preflight import BENCHMARK_PARTS
+from project.launch.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +27,9 @@ def groups(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *parts: str)
     """What would be measured; nets keep their width."""
     taken: list[list[Comparison]] = []
     monkeypatch.setattr(overhead, "wide_enough", lambda plain, *_: plain)
-    monkeypatch.setattr(overhead, "compare", lambda found, *_: taken.extend(found))
+    monkeypatch.setattr(overhead, "compare", lambda found, *_: taken.extend(found) or [])
     arguments = {name: value for name, value in config["benchmark"].items() if name not in ("_target_", "parts")}
-    overhead.compare_overhead(config, Path("somewhere"), lambda _: None, list(parts), **arguments)
+    overhead.compare_overhead(config, Run(Path("somewhere"), [], {}, 0.0), lambda _: None, list(parts), **arguments)
     return taken
 
 

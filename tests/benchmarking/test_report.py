@@ -15,7 +15,7 @@ FAILED = Row("failed", "sample", "ours", "theirs", error='ours: ValueError: no, 
 
 
 def test_json_and_csv_hold_the_same_rows(tmp_path: Path) -> None:
-    report.write(tmp_path, [FAILED, FAST, SLOW], {"load": {"before": [0.1, 0.2, 0.3]}})
+    report.write(tmp_path, report.of_comparisons([FAILED, FAST, SLOW]), {"load": {"before": [0.1, 0.2, 0.3]}})
     content = json.loads((tmp_path / "benchmark.json").read_text())
     with (tmp_path / "benchmark.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
@@ -30,7 +30,7 @@ def test_json_and_csv_hold_the_same_rows(tmp_path: Path) -> None:
 
 
 def test_table_shows_rates_times_spread_and_failures(capsys: pytest.CaptureFixture[str]) -> None:
-    report.show("a benchmark", [FAST, SLOW, FAILED])
+    report.show("a benchmark", report.of_comparisons([FAST, SLOW, FAILED]))
     printed = capsys.readouterr().out
     assert "10 steps/s" in printed
     assert "4 s/epoch" in printed

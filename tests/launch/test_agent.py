@@ -15,6 +15,7 @@ import pytest
 from project.errors import UserError
 from project.launch import agent
 from project.launch.run import Outcome, Run
+from project.launch.stopping import Stopped
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -232,9 +233,10 @@ def test_a_function_that_cant_be_imported_is_told(run_ranks: RunRanks) -> None:
         run_ranks("no_such_function", 1)
 
 
-def test_ctrl_c_ends_all_ranks_and_is_what_it_was(run_ranks: RunRanks) -> None:
-    with pytest.raises(KeyboardInterrupt):
+def test_ctrl_c_ends_all_ranks_and_is_told_as_what_it_was(run_ranks: RunRanks) -> None:
+    with pytest.raises(Stopped) as info:
         run_ranks("interrupt", 2, launcher=os.getpid())
+    assert (info.value.code, info.value.saved) == (130, False)
 
 
 def words(rank: int, time_ns: int, sentence: str | None) -> str:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from project.tracking.device_clock import DeviceClock, on_device
+from project.tracking.phases import PHASES
 
 
 class Device:
@@ -34,21 +35,29 @@ class Event:
         return end.at_ms - self.at_ms
 
 
+def spend(clock: DeviceClock, device: Device, ms: float) -> None:
+    clock.enter("forward")
+    device.now_ms += ms
+    clock.leave()
+
+
+def let_pass(clock: DeviceClock) -> None:
+    for _, start, end in clock._pending:
+        start.passed = end.passed = True
+
+
 def test_time_is_told_once_the_device_has_passed_and_events_are_used_again() -> None:
     device = Device()
     clock = DeviceClock(device.event)
     for _ in range(5):
-        clock.enter("forward")
-        device.now_ms += 3
-        clock.leave()
+        spend(clock, device, 3)
         assert clock.take() == {}  # still under way
-        for _, start, end in clock._pending:
-            start.passed = end.passed = True
+        let_pass(clock)
         assert clock.take() == {"forward": 3}
     assert device.made == 2
 
 
-def test_phases_within_phases_are_paired_rightly() -> None:
+def test_time_within_an_inner_phase_is_not_the_outers() -> None:
     device = Device()
     clock = DeviceClock(device.event)
     clock.enter("optimizer")
@@ -56,10 +65,36 @@ def test_phases_within_phases_are_paired_rightly() -> None:
     clock.enter("forward")
     device.now_ms += 5
     clock.leave()
+    clock.enter("backward")
+    device.now_ms += 7
     clock.leave()
-    for _, start, end in clock._pending:
-        start.passed = end.passed = True
-    assert clock.take() == {"forward": 5, "optimizer": 6}
+    device.now_ms += 2
+    clock.leave()
+    let_pass(clock)
+    assert clock.take() == {"forward": 5, "backward": 7, "optimizer": 3}
+
+
+def test_what_was_measured_before_is_dropped_and_its_events_are_used_again() -> None:
+    device = Device()
+    clock = DeviceClock(device.event)
+    spend(clock, device, 100)
+    clock.drop()  # the warm-up, still under way
+    spend(clock, device, 3)
+    let_pass(clock)
+    assert clock.take() == {"forward": 3}
+    assert device.made == 2
+
+
+def test_a_phase_that_was_left_while_the_clock_stood_still_does_not_go_on() -> None:
+    device = Device()
+    clock = DeviceClock(device.event)
+    clock.enter("optimizer")
+    device.now_ms += 2
+    clock.start_step()
+    device.now_ms += 50
+    spend(clock, device, 3)
+    let_pass(clock)
+    assert clock.take() == {"optimizer": 2, "forward": 3}
 
 
 MS = 1_000_000
@@ -81,18 +116,17 @@ MS = 1_000_000
 def test_idle_time_of_the_device_is_the_loaders_first_and_then_the_hosts(
     host: dict[str, int], device: dict[str, float], expected: dict[str, int]
 ) -> None:
-    names = ("data", "transfer", "forward", "backward", "optimizer", "other")
-    host_ns = {name: host.get(name, 0) * MS for name in names}
+    host_ns = {name: host.get(name, 0) * MS for name in PHASES}
     phases = on_device(host_ns, device)
-    assert phases == {name: expected.get(name, 0) * MS for name in names}
+    assert phases == {name: expected.get(name, 0) * MS for name in PHASES}
     assert sum(phases.values()) == sum(host_ns.values())
 
 
 def test_work_that_passed_late_never_exceeds_the_wall_time() -> None:
-    host_ns = dict.fromkeys(("data", "transfer", "forward", "backward", "optimizer", "other"), MS)
+    host_ns = dict.fromkeys(PHASES, 2 * MS)
     phases = on_device(host_ns, {"forward": 30, "backward": 30})
-    assert sum(phases.values()) == 6 * MS
-    assert phases["forward"] == phases["backward"] == 3 * MS
+    assert sum(phases.values()) == 14 * MS
+    assert phases["forward"] == phases["backward"] == 7 * MS
 
 
 @pytest.mark.gpu

@@ -1,19 +1,26 @@
 """The verdict names what was made slow, and nothing where nothing is."""
 
-import itertools
-import random
 from dataclasses import replace
 
 import pytest
 
-from project.tracking.diagnosis import Diagnosis, Facts, diagnose
-from project.tracking.windows import Window
+from project.tracking.diagnosis import Diagnosis, diagnose
+from project.tracking.remedies import Facts
+from project.tracking.windows import Ranks, Window
 
-BALANCED = Window(100, 6400, 2.0, 0.1, 0.1, 6, 12, 1.5, 0.3, sync=0.8, late=0.2, step_max=25)
+BALANCED = Window(
+    steps=100, samples=6400, wall_s=2.0, data=0.1, transfer=0.1, forward=6, backward=12, optimizer=1.5, other=0.3,
+    sync=0.8, late=0.2, step_max=25,
+)  # fmt: skip
+NAN = float("nan")
+
+
+def judge(*windows: Window, facts: Facts = Facts()) -> Diagnosis:  # noqa: B008
+    return diagnose(Ranks.of(windows), facts)
 
 
 def bound(*windows: Window, facts: Facts = Facts()) -> str:  # noqa: B008
-    return diagnose(windows, facts).bound
+    return judge(*windows, facts=facts).bound
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 8])
@@ -42,7 +49,7 @@ def test_of_several_limits_that_are_passed_the_largest_part_counts() -> None:
 def test_waiting_for_one_slow_rank_is_no_synchronisation() -> None:
     slow = replace(BALANCED, backward=32, sync=0.8, late=20)
     waits = replace(BALANCED, backward=32, sync=20.8, late=0)
-    diagnosis = diagnose([waits, slow, waits], Facts())
+    diagnosis = judge(waits, slow, waits)
     assert (diagnosis.bound, diagnosis.rank, diagnosis.phase) == ("straggler", 1, "backward")
     assert "rank 1 holds the others up by 20.0 ms" in diagnosis.evidence
 
@@ -53,14 +60,14 @@ def test_the_stragglers_phase_is_named(rank: int, phase: str) -> None:
     waits = replace(BALANCED, backward=32, sync=20.8, late=0)
     windows = [waits, waits]
     windows[rank] = replace(BALANCED, **{phase: getattr(BALANCED, phase) + 20}, late=20)
-    diagnosis = diagnose(windows, Facts())
+    diagnosis = judge(*windows)
     assert (diagnosis.bound, diagnosis.rank, diagnosis.phase) == ("straggler", rank, phase)
 
 
 def test_the_phase_is_not_guessed_where_waiting_hides_it() -> None:
     """Under FSDP all ranks are in forward for as long as the slowest one."""
-    windows = [replace(BALANCED, forward=26, sync=float("nan"), late=late) for late in (0, 20)]
-    diagnosis = diagnose(windows, Facts())
+    windows = [replace(BALANCED, forward=26, sync=NAN, late=late) for late in (0, 20)]
+    diagnosis = judge(*windows)
     assert (diagnosis.bound, diagnosis.rank, diagnosis.phase) == ("straggler", 1, None)
 
 
@@ -76,34 +83,79 @@ def test_a_rank_that_is_late_while_all_send_for_longer_is_no_straggler() -> None
 
 def test_the_gain_is_what_is_left_without_the_part() -> None:
     half = replace(BALANCED, data=20, transfer=0, forward=5, backward=12.5, optimizer=2, other=0.5)
-    assert diagnose([half], Facts()).gain == pytest.approx(2)
-    assert diagnose([BALANCED], Facts()).gain == 1
+    assert judge(half).gain == pytest.approx(2)
+    assert judge(BALANCED).gain == 1
+
+
+@pytest.mark.parametrize("ddp_measures", [True, False], ids=["ddp", "phases"])
+def test_a_straggler_is_named_where_the_times_of_meeting_are_not_known_but_less_surely(
+    ddp_measures: bool,
+) -> None:
+    unknown = replace(BALANCED, late=NAN, **({} if ddp_measures else {"sync": NAN}))
+    waits = replace(unknown, backward=32, **({"sync": 20.8} if ddp_measures else {}))
+    slow = replace(unknown, data=20.1)
+    diagnosis = judge(waits, waits, slow, waits)
+    assert (diagnosis.bound, diagnosis.rank, diagnosis.phase) == ("straggler", 2, "data")
+    assert not diagnosis.is_sure
+    assert "(likely" in diagnosis.lines()[0]
+    assert judge(replace(waits, late=0), replace(slow, late=20)).is_sure
+
+
+def test_a_straggler_is_only_what_costs_most() -> None:
+    """All wait 30 ms for their loaders, one rank 10 ms longer."""
+    windows = [replace(BALANCED, data=data, backward=12 + 40 - data, late=data - 30) for data in (30, 40, 30)]
+    assert bound(*windows) == "input"
+
+
+def test_how_many_times_as_long_a_straggler_is_busy_is_told() -> None:
+    waits = replace(BALANCED, backward=32, sync=20.8, late=0)
+    diagnosis = judge(waits, waits, replace(BALANCED, forward=26, late=20))
+    assert diagnosis.factor == pytest.approx(2, rel=0.01)
+
+
+def test_a_rank_without_steps_does_not_shift_the_others() -> None:
+    nothing = replace(BALANCED, steps=0, data=0, transfer=0, forward=0, backward=0, optimizer=0, other=0, late=NAN)
+    waits = replace(BALANCED, backward=32, sync=20.8, late=0)
+    assert judge(nothing, waits, replace(BALANCED, optimizer=21.5, late=20)).rank == 2
+    assert bound(nothing, BALANCED, BALANCED) == "compute"
+
+
+def test_operations_that_cost_what_the_smallest_cost_are_the_hosts() -> None:
+    """1,000 of 11 us are 11 of the 18 ms of forward and backward."""
+    facts = Facts(
+        num_operations=1000, operation_us=11, can_compile=True, batch_size=64, data_keys=frozenset({"batch_size"})
+    )
+    diagnosis = judge(BALANCED, facts=facts)
+    assert diagnosis.bound == "host"
+    assert "1000 operations a step take 11 us each" in diagnosis.evidence
+    assert diagnosis.remedies == ("model.compile=true", "data.batch_size=128")
+    assert bound(BALANCED, facts=replace(facts, num_operations=100)) == "compute"
+
+
+def test_the_broadcast_of_buffers_is_synchronisation() -> None:
+    assert bound(*[replace(BALANCED, buffers=8)] * 2) == "synchronisation"
 
 
 @pytest.mark.parametrize(
-    ("change", "facts", "remedy"),
+    ("change", "remedy"),
     [
-        ({"data": 9.0}, Facts(cores=8), "data.num_workers=4"),
-        ({"data": 9.0}, Facts(cores=2), "data.num_workers=2"),
-        ({"data": 9.0}, Facts(num_workers=3), "data.num_workers=6"),
-        ({"transfer": 9.0}, Facts(), "data.pin_memory=true"),
-        ({"backward": 30.0, "sync": 20.0}, Facts(batch_size=64), "data.batch_size=128"),
-        ({"other": 30.0}, Facts(), "trainer.log_every_n_steps=100"),
-        ({}, Facts(precision="32-true"), "trainer.precision=bf16-mixed"),
-        ({}, Facts(precision="bf16-mixed"), "model.compile=true"),
-        ({}, Facts(precision="bf16-mixed", strategy="PipelineStrategy"), "more devices: trainer.devices=N"),
+        ({"data": 9.0}, "data.num_workers=4"),
+        ({"transfer": 9.0}, "data.pin_memory=true"),
+        ({"backward": 30.0, "sync": 20.0}, "trainer.accumulate_grad_batches=4"),
+        ({"other": 30.0}, "trainer.log_every_n_steps=100"),
+        ({}, "trainer.precision=bf16-mixed"),
     ],
 )
-def test_remedies_are_what_to_type_for_this_run(change: dict[str, float], facts: Facts, remedy: str) -> None:
-    remedies = diagnose([replace(BALANCED, **change)], facts).remedies
-    assert remedies[0] == remedy
+def test_the_first_remedy_is_for_what_bounds_the_run(change: dict[str, float], remedy: str) -> None:
+    facts = Facts(cores=8, on_gpu=True, data_keys=frozenset({"num_workers", "pin_memory"}))
+    assert judge(replace(BALANCED, **change), facts=facts).remedies[0] == remedy
 
 
-@pytest.mark.parametrize("gpu", [True, False])
-def test_remedies_for_synchronisation_run_on_these_devices(gpu: bool) -> None:
-    remedies = diagnose([replace(BALANCED, backward=30, sync=20)] * 2, Facts(on_gpu=gpu)).remedies
-    assert ("trainer/strategy=ddp_bf16_compress" in remedies) is gpu
-    assert ("trainer/strategy=ddp_powersgd" in remedies) is not gpu
+def test_a_straggler_in_data_gets_what_helps_a_loader() -> None:
+    facts = Facts(cores=4, ranks_here=2, data_keys=frozenset({"num_workers"}))
+    waits = replace(BALANCED, backward=32, sync=20.8, late=0)
+    assert judge(waits, replace(BALANCED, data=20, late=20), facts=facts).remedies == ("data.num_workers=2",)
+    assert judge(waits, replace(BALANCED, optimizer=21.5, late=20), facts=facts).remedies == ()
 
 
 def test_nothing_measured_is_told_so() -> None:
@@ -111,41 +163,6 @@ def test_nothing_measured_is_told_so() -> None:
 
 
 def test_the_lines_say_what_and_what_to_type() -> None:
-    lines = Diagnosis("input", "half of it", 2.0, ("a=1", "b=2")).lines()
-    assert lines == ["bound by input: half of it, at most 2.00 times as fast without it", "  try a=1", "  try b=2"]
-
-
-def test_most_of_many_random_runs_are_judged_rightly() -> None:
-    """Other step times, rank counts and severities than above, with noise on every number."""
-    draw = random.Random(5)
-    kinds = ("input", "transfer", "synchronisation", "host", "straggler", "compute")
-    right = total = 0
-    for kind, ranks in itertools.product(kinds, (2, 3, 4, 6, 8, 12, 16)):
-        compute = draw.uniform(3, 200)
-        part = compute * draw.uniform(0.4, 2.0)  # of what is made slow
-        slow_rank = draw.randrange(ranks)
-        windows = []
-        for rank in range(ranks):
-
-            def noisy(value: float) -> float:
-                return value * draw.uniform(0.95, 1.05)
-
-            waits = part if kind == "straggler" and rank != slow_rank else 0.0
-            windows.append(
-                Window(
-                    50, 1000, 1.0,
-                    data=noisy(part if kind == "input" else 0.01 * compute),
-                    transfer=noisy(part if kind == "transfer" else 0.005 * compute),
-                    forward=noisy(0.3 * compute + (part if kind == "straggler" and rank == slow_rank else 0.0)),
-                    backward=noisy(0.6 * compute) + waits + (part if kind == "synchronisation" else 0.0),
-                    optimizer=noisy(0.1 * compute),
-                    other=noisy(part + 0.3 * compute if kind == "host" else 0.03 * compute),
-                    sync=noisy(part if kind == "synchronisation" else 0.02 * compute) + waits,
-                    late=part if kind == "straggler" and rank == slow_rank else draw.uniform(0, 0.04) * compute,
-                )
-            )  # fmt: skip
-        diagnosis = diagnose(windows, Facts())
-        total += 1
-        right += diagnosis.bound == kind and (kind != "straggler" or diagnosis.rank == slow_rank)
-    assert total == 42
-    assert right >= 40
+    lines = Diagnosis("input", "half of it", 2.0, ("a=1", "b=2"), "look there").lines()
+    first = "bound by input: half of it, at most 2.00 times as fast without it"
+    assert lines == [first, "  try a=1", "  try b=2", "  look there"]

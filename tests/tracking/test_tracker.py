@@ -11,39 +11,60 @@ from project.launch.run import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
+Cases = dict[str, tuple[str, dict[str, Any]]]
 LATE_IN = ("data", "transfer", "forward", "backward", "optimizer", "other")
+KINDS = {"": {}, " behind batch norm": {"batch_norm": True}}
+
 # Verdict, and the fault of each case. Delays of 40 ms in steps of some milliseconds are named on a busy machine too.
-STRAGGLERS = {
-    f"{place}{' behind batch norm' if batch_norm else ''}": (
-        f"straggler {rank} {place}",
-        {"in": place, "rank": rank, "batch_norm": batch_norm},
-    )
+# A wrong rank shows only where there are more than two.
+DDP: Cases = {
+    f"{place}{kind}": (f"straggler {rank} {place}:", {"in": place, "rank": rank} | case)
     for number, place in enumerate(LATE_IN)
-    for batch_norm, rank in ((False, number % 2), (True, 1 - number % 2))
+    for shift, (kind, case) in enumerate(KINDS.items())
+    for rank in ((number + 2 * shift) % 3,)
 }
-TWO_RANKS: dict[str, tuple[str, dict[str, Any]]] = STRAGGLERS | {
-    "slow loaders": ("input None None", {"in": "data"}),
-    "much to send for little to compute": ("synchronisation None None", {"width": 1500, "depth": 6, "batch_size": 2}),
+MORE_DDP: Cases = {
+    "accumulation": ("straggler 1 data:", {"in": "data", "rank": 1, "accumulate": 4, "steps": 5}),
+    "several buckets": ("straggler 2 backward:", {"in": "backward", "rank": 2, "depth": 4, "bucket_mb": 0.1}),
+    "Lightning's broadcast": ("straggler 1 optimizer:", {"in": "optimizer", "rank": 1, "broadcast": True}),
+    "manual backward": ("straggler 2 backward:", {"in": "backward", "rank": 2, "manual": True}),
+    "manual optimizer": ("straggler 1 optimizer:", {"in": "optimizer", "rank": 1, "manual": True}),
+    "without recorder": ("likely straggler 1 data:", {"in": "data", "rank": 1, "recorder": False}),
+    "slow loaders": ("input None None:", {"in": "data"}),
 }
 # Where the ranks of FSDP gather weights, they wait for each other; a delay there shows on all.
-FSDP: dict[str, tuple[str, dict[str, Any]]] = {
-    f"{place} under fsdp": (f"straggler {rank} {phase}", {"in": place, "rank": rank, "strategy": "fsdp"})
-    for place, rank, phase in (
-        ("data", 1, "data"),
-        ("transfer", 0, "transfer"),
-        ("optimizer", 1, "optimizer"),
-        ("other", 0, "other"),
-        ("forward", 1, ""),
-        ("backward", 0, ""),
+FSDP: Cases = {
+    f"{place}{kind} under fsdp": (
+        f"straggler {rank} {'' if place in ('forward', 'backward') else place + ':'}",
+        {"in": place, "rank": rank, "strategy": "fsdp"} | case,
     )
+    for number, place in enumerate(LATE_IN)
+    for shift, (kind, case) in enumerate(KINDS.items())
+    for rank in ((number + shift) % 2,)
 }
-ONE_RANK: dict[str, tuple[str, dict[str, Any]]] = {
-    "a slow loader": ("input None None", {"in": "data"}),
-    "a large net": ("compute None None", {"width": 1000, "depth": 4, "batch_size": 256}),
-    "slow callbacks": ("host None None", {"in": "other"}),
-    "a slow transfer": ("transfer None None", {"in": "transfer"}),
+TWO_RANKS: Cases = FSDP | {
+    "much to send for little to compute": (
+        "synchronisation None None:", {"width": 1500, "depth": 6, "batch_size": 2},
+    ),
+    "equal ranks": ("compute None None:", {"equal_s": 0.03}),
+    "equal ranks but for rank 0's validation": ("compute None None:", {"equal_s": 0.03, "in": "validation", "rank": 0}),
+}  # fmt: skip
+# Ranks meet in rows and columns of a mesh, and wait there for ranks that wait elsewhere.
+FOUR_RANKS: Cases = {
+    f"{place} in a mesh": (
+        f"straggler {rank} {place}:",
+        {"in": place, "rank": rank, "strategy": "fsdp_tensor_parallel"},
+    )
+    for place, rank in (("data", 2), ("other", 1))
 }
-CASES = {2: TWO_RANKS | FSDP, 1: ONE_RANK}
+ONE_RANK: Cases = {
+    "a slow loader": ("input None None:", {"in": "data"}),
+    "a large net": ("compute None None:", {"width": 1000, "depth": 4, "batch_size": 256}),
+    "many small operations": ("host None None: 1", {"many_ops": 1000}),
+    "slow callbacks": ("host None None:", {"in": "other"}),
+    "a slow transfer": ("transfer None None:", {"in": "transfer"}),
+}
+CASES = {4: FOUR_RANKS, 3: DDP | MORE_DDP, 2: TWO_RANKS, 1: ONE_RANK}
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +77,16 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             config = {
                 "launch": {"threads_per_rank": 1, "timeout_s": 120},
                 "trainer": {"accelerator": "cpu", "devices": ranks},
-                "cases": {name: case for name, (_, case) in cases.items()},
+                "cases": cases,
             }
             run = Run(tmp_path_factory.mktemp("ranks"), [], {}, started_at=time.time())
             told |= agent.run_ranks("fault_ranks:judge_cases", config, run, ranks).files
     return told
 
 
-@pytest.mark.parametrize("name", [*CASES[1], *CASES[2]])
+@pytest.mark.parametrize("name", [name for cases in CASES.values() for name in cases])
 def test_fault_is_named_with_its_rank_and_phase(name: str, verdicts: dict[str, str]) -> None:
-    expected, _ = (CASES[1] | CASES[2])[name]
+    (expected,) = (cases[name][0] for cases in CASES.values() if name in cases)
     assert verdicts[name].startswith(expected), verdicts[name]
 
 

@@ -48,14 +48,14 @@ class Contender:
             task, if there is one, comes last.
         seconds: What is compared, of a finished process; less is better.
         task: What it trains.
-        threads: CPU threads of each of its ranks.
+        threads: CPU threads of each of its ranks; None leaves them to it.
     """
 
     name: str
     arguments: list[str]
     seconds: Callable[[Measured], float]
     task: Task | None = None
-    threads: int = 1
+    threads: int | None = 1
 
 
 def measure(contender: Contender, folder: Path, timeout_s: float) -> Measured:
@@ -72,7 +72,8 @@ def measure(contender: Contender, folder: Path, timeout_s: float) -> Measured:
         replace(contender.task, report=str(report), config=config).write(task_file)
         arguments.append(str(task_file))
     # The same for all: idle threads sleep, and each rank has its share of the cores unless the user said otherwise.
-    environment = {"OMP_NUM_THREADS": str(contender.threads), "OMP_WAIT_POLICY": "PASSIVE"} | dict(os.environ)
+    threads = {} if contender.threads is None else {"OMP_NUM_THREADS": str(contender.threads)}
+    environment = threads | {"OMP_WAIT_POLICY": "PASSIVE"} | dict(os.environ)
     output = folder / "output.log"
     started_s = time.monotonic()
     with output.open("wb") as log:

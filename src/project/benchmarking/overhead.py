@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
-from project.benchmarking.compare import Comparison, Row, compare
+from project.benchmarking.compare import Comparison, compare
 from project.benchmarking.measure import (
     Contender,
     seconds_per_epoch,
@@ -15,6 +14,7 @@ from project.benchmarking.measure import (
     seconds_to_first_step,
     whole_seconds,
 )
+from project.benchmarking.report import Results, of_comparisons
 from project.benchmarking.setup import (
     Config,
     hand_written,
@@ -25,13 +25,14 @@ from project.benchmarking.setup import (
     with_net,
 )
 from project.errors import UserError
+from project.launch.run import Run
 
 Group = list[Comparison]
 
 
 def compare_overhead(
     config: Config,
-    folder: Path,
+    run: Run,
     tell: Callable[[str], None],
     parts: list[str],
     tiny_width: int,
@@ -42,12 +43,12 @@ def compare_overhead(
     start_devices: int,
     repeats: int,
     timeout_s: float,
-) -> list[Row]:
+) -> Results:
     """Every row of the overhead table.
 
     Args:
         config: The experiment; its net must be an MLP, whose width sets the length of a step.
-        folder: For the measured runs.
+        run: Its folder is for the measured runs.
         tell: Shows a line of progress.
         parts: Which rows: ``tiny``, ``steps``, ``ranks``, ``tracking``, ``validation``, ``epoch``, ``start`` and
             ``config``.
@@ -68,7 +69,7 @@ def compare_overhead(
         tell(f"looking for the width at which a step takes {length_ms} ms")
         steps = _steps(length_ms, measured_s)
         plain = training_config(config, batch_size, steps)
-        calibration = folder / f"calibration_{measure_what}_{length_ms}_ms_{devices}"
+        calibration = run.folder / f"calibration_{measure_what}_{length_ms}_ms_{devices}"
         return wide_enough(plain, length_ms, devices, calibration, timeout_s, measure_what), steps
 
     groups: list[Group] = []
@@ -91,7 +92,7 @@ def compare_overhead(
         groups.append(start(start_devices))
     if "config" in parts:
         groups.append(config_printing())
-    return compare(groups, repeats, folder / "runs", timeout_s, tell)
+    return of_comparisons(compare(groups, repeats, run.folder / "runs", timeout_s, tell))
 
 
 def _steps(length_ms: float, measured_s: float) -> int:

@@ -1,10 +1,11 @@
-"""A benchmark's results: the table on the console, ``benchmark.json`` and ``benchmark.csv``."""
+"""A benchmark's results: the tables on the console, ``benchmark.json`` and ``benchmark.csv``."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +15,26 @@ from rich.table import Table
 from project.benchmarking.compare import Row, Spread
 
 
-def write(folder: Path, rows: list[Row], facts: dict[str, Any]) -> None:
-    """Write the rows, with ``facts`` about the machine and the measurement in the JSON file."""
-    content = facts | {"rows": [dataclasses.asdict(row) for row in rows]}
-    (folder / "benchmark.json").write_text(json.dumps(content, indent=2) + "\n")
-    flat = [_flatten(dataclasses.asdict(row)) for row in rows]
-    with (folder / "benchmark.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in flat for name in row)))
-        writer.writeheader()
-        writer.writerows(flat)
+@dataclass(frozen=True)
+class Results:
+    """What a benchmark found.
+
+    Attributes:
+        rows: Plain data and ``Spread``s.
+        tables: The same for people.
+        errors: Of the rows that failed.
+        closing: Lines after the tables.
+    """
+
+    rows: list[dict[str, Any]]
+    tables: list[Table]
+    errors: list[str] = field(default_factory=list)
+    closing: list[str] = field(default_factory=list)
 
 
-def _flatten(row: dict[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in row.items():
-        flat |= (
-            {f"{name}_{part}": number for part, number in value.items()} if isinstance(value, dict) else {name: value}
-        )
-    return flat
-
-
-def show(title: str, rows: list[Row]) -> None:
-    """Print the table: medians, and the smallest and largest ratio of a repeat in brackets."""
-    table = Table(title=title, title_justify="left")
+def of_comparisons(rows: list[Row]) -> Results:
+    """The rows as one table: medians, and the smallest and largest ratio of a repeat in brackets."""
+    table = Table(title_justify="left")
     for name in ("", "this", "against", "times as fast", "at least"):
         table.add_column(name, justify="left" if name == "" else "right")
     for row in rows:
@@ -52,9 +50,45 @@ def show(title: str, rows: list[Row]) -> None:
             f"{'[red]' if missed else ''}{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})",
             "" if row.at_least is None else f"{row.at_least:.2f}",
         )
+    plain = [{f.name: getattr(row, f.name) for f in dataclasses.fields(row)} for row in rows]
+    return Results(plain, [table], [row.error for row in rows if row.error])
+
+
+def write(folder: Path, results: Results, facts: dict[str, Any]) -> None:
+    """Write the rows, with ``facts`` about the machine and the measurement in the JSON file."""
+    rows = [_plain(row) for row in results.rows]
+    (folder / "benchmark.json").write_text(json.dumps(facts | {"rows": rows}, indent=2) + "\n")
+    flat = [_flatten(row) for row in rows]
+    with (folder / "benchmark.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in flat for name in row)))
+        writer.writeheader()
+        writer.writerows(flat)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Spread):
+        return dataclasses.asdict(value)
+    return {name: _plain(part) for name, part in value.items()} if isinstance(value, dict) else value
+
+
+def _flatten(row: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        flat |= (
+            {f"{name}_{part}": number for part, number in value.items()} if isinstance(value, dict) else {name: value}
+        )
+    return flat
+
+
+def show(title: str, results: Results) -> None:
+    """Print the tables and what follows them."""
     console = Console()
     console.width = max(console.width, 120)
-    console.print(table)
+    console.print(title, highlight=False)
+    for table in results.tables:
+        console.print(table)
+    for line in results.closing:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def readable(seconds: Spread, per: str) -> str:

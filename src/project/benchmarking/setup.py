@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 
 from project.benchmarking.measure import Contender, MeasurementError, measure, seconds_per_step
 from project.benchmarking.task import Task
 from project.errors import UserError
+from project.launch.composition import config_folder, experiment_file, take_experiment_file
 
 Config = dict[str, Any]
 PLAIN = {
@@ -61,6 +68,37 @@ def training_config(config: Config, batch_size: int, steps: int, val_batches: in
     }
     kept = {key: value for key, value in config.items() if key != "benchmark"}
     return kept | {"data": images, "test": False, "trainer": trainer | length}
+
+
+def typed_for_training(overrides: list[str]) -> list[str]:
+    """What was typed for the experiment, without what is for the benchmark."""
+    own = [text for text in overrides if re.split(r"[.=/@]", text.lstrip("+~"))[0] not in ("benchmark", "paths")]
+    return [
+        f"experiment={experiment_file(text.partition('=')[2])}" if text.startswith("experiment=") else text
+        for text in own
+    ]
+
+
+def typed_experiment() -> str | None:
+    """The experiment that was chosen: its name, or the path of its file; None for ``experiment=none``."""
+    chosen = HydraConfig.get().runtime.choices.get("experiment")
+    return None if chosen in (None, "none") else experiment_file(chosen)
+
+
+def compose_training(overrides: list[str]) -> Config:
+    """The config of ``python -m project.train`` with these overrides."""
+    arguments = list(overrides)
+    take_experiment_file(arguments)
+    current, hydra_config = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+            composed = compose("train", arguments)
+    finally:
+        GlobalHydra.instance().hydra, HydraConfig.instance().cfg = current, hydra_config
+    composed.paths.run_dir = ""
+    plain: Config = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
+    return plain
 
 
 def with_net(config: Config, **arguments: Any) -> Config:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from project.benchmarking.compare import Comparison, Row, compare
+from project.benchmarking.compare import Comparison, compare
+from project.benchmarking.report import Results, of_comparisons
 from project.benchmarking.setup import hand_written, template, training_config, wide_enough
+from project.errors import UserError
+from project.launch.run import Run
 
 AT_LEAST = 0.95
 
 
 def compare_strategies(
     config: dict[str, Any],
-    folder: Path,
+    run: Run,
     tell: Callable[[str], None],
     strategies: list[str],
     devices: int | list[int],
@@ -23,12 +25,12 @@ def compare_strategies(
     steps: int,
     step_ms: float | None,
     timeout_s: float,
-) -> list[Row]:
+) -> Results:
     """Samples per second of each strategy on each number of devices.
 
     Args:
         config: The experiment.
-        folder: For the measured runs.
+        run: Its folder is for the measured runs.
         tell: Shows a line of progress.
         strategies: Of ``ddp``, ``dp`` and ``fsdp``.
         devices: One number, or several.
@@ -38,13 +40,19 @@ def compare_strategies(
         step_ms: The net becomes so wide that a step takes this long; None takes the experiment's net.
         timeout_s: Of one process.
     """
+    if set(strategies) - {"ddp", "dp", "fsdp"} or min([devices] if isinstance(devices, int) else devices) < 2:
+        raise UserError(
+            f"benchmark.strategies={strategies} on benchmark.devices={devices}: the hand-written loops are ddp, dp and "
+            "fsdp on 2 devices or more: type benchmark.strategies=[ddp,dp,fsdp] benchmark.devices=2, or "
+            "benchmark=scaling, which takes any"
+        )
     numbers = [devices] if isinstance(devices, int) else devices
     batch_size = config["data"]["batch_size"]
     total = warmup_steps + steps
     base = training_config(config, batch_size, total)
     if step_ms is not None:
         tell(f"looking for the width at which a step takes {step_ms} ms")
-        base = wide_enough(base, step_ms, numbers[0], folder / "calibration", timeout_s)
+        base = wide_enough(base, step_ms, numbers[0], run.folder / "calibration", timeout_s)
     groups = []
     for strategy in strategies:
         for number in numbers:
@@ -53,4 +61,4 @@ def compare_strategies(
             candidate = template(f"template {where}", base, total, warmup_steps, **arguments)
             reference = hand_written(f"hand-written {where}", base, total, warmup_steps, **arguments)
             groups.append([Comparison(where, "sample", candidate, reference, AT_LEAST)])
-    return compare(groups, repeats, folder / "runs", timeout_s, tell)
+    return of_comparisons(compare(groups, repeats, run.folder / "runs", timeout_s, tell))

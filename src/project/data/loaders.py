@@ -1,13 +1,20 @@
 """Loaders that share a dataset's samples over ranks, by the indices of whole batches."""
 
 import random
+import signal
+import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import lightning as L
+import numpy as np
 import torch
+from lightning.fabric.utilities.types import _Stateful
+from lightning_utilities.core.apply_func import apply_to_collection
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from project.data.sampler import EvaluationBatches, TrainBatches
 
@@ -37,7 +44,12 @@ def train_loader(
     shuffle = shuffle and not getattr(trainer, "overfit_batches", 0)
     batches_per_step = getattr(trainer, "accumulate_grad_batches", 1)
     sampler = TrainBatches(len(dataset), batch_size, rank, num_replicas, seed, shuffle, batches_per_step)
-    return _TrainLoader(_Batches(dataset, collate_fn), sampler, lambda: _batches_done(trainer), **arguments)
+    return _TrainLoader(
+        _Batches(dataset, collate_fn, arguments.get("num_workers", 0)),
+        sampler,
+        lambda: _batches_done(trainer),
+        **arguments,
+    )
 
 
 def evaluation_loader(
@@ -45,7 +57,30 @@ def evaluation_loader(
 ) -> DataLoader[Any]:
     """Every sample exactly once over all ranks; see `EvaluationBatches`."""
     sampler = EvaluationBatches(len(dataset), batch_size, *place(trainer))
-    return DataLoader(_Batches(dataset, collate_fn), sampler=sampler, batch_size=None, **arguments)
+    arguments["worker_init_fn"] = partial(_start_worker, arguments.get("worker_init_fn"))
+    batches = _Batches(dataset, collate_fn, arguments.get("num_workers", 0))
+    return _Loader(batches, sampler=sampler, batch_size=None, **arguments)
+
+
+def lost_samples(loaders: Any) -> str | None:
+    """Which samples the worker was on that died, of any of these loaders (nested lists and dicts of them)."""
+    lost: list[str | None] = []
+    apply_to_collection(loaders, _Loader, lambda loader: lost.append(loader.lost()))
+    return next((text for text in lost if text), None)
+
+
+def shares_evenly(loaders: Any) -> bool:
+    """Whether all ranks get equally many batches of these loaders (nested lists and dicts of them)."""
+    found: list[bool] = []
+    apply_to_collection(loaders, DataLoader, lambda loader: found.append(isinstance(loader, _Loader)))
+    return all(found)
+
+
+def is_resumable(loaders: Any) -> bool:
+    """Whether training can go on inside an epoch: all loaders (nested lists and dicts of them) find their place."""
+    found: list[bool] = []
+    apply_to_collection(loaders, DataLoader, lambda loader: found.append(isinstance(loader, _Stateful)))
+    return bool(found) and all(found)
 
 
 def place(trainer: L.Trainer | None) -> tuple[int, int]:
@@ -59,52 +94,148 @@ def _batches_done(trainer: L.Trainer | None) -> int:
     """Batches of the epoch that the trainer has behind it: above 0 when a run resumes inside an epoch."""
     if trainer is None or not trainer.training:
         return 0
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    if epochs.ready == epochs.processed:
+        return 0  # between two epochs
     return trainer.fit_loop.epoch_loop.batch_progress.current.ready
 
 
 class _Batches(Dataset[Any]):
-    """A dataset whose items are batches, found by the indices of their samples."""
+    """A dataset whose items are batches, found by the indices of their samples.
 
-    def __init__(self, samples: MapDataset, collate_fn: Callable[[list[Any]], Any]) -> None:
+    With a seed as well, a worker draws random numbers of the batch's own: one of a resumed run has not drawn what the
+    interrupted one had drawn before.
+
+    Attributes:
+        reading: What each worker is reading, to be told if it dies: sample indices, then -1, (workers, 16), in memory
+            that the processes share.
+    """
+
+    def __init__(self, samples: MapDataset, collate_fn: Callable[[list[Any]], Any], num_workers: int) -> None:
         self.samples = samples
         self.collate_fn = collate_fn
+        self.reading = torch.full((num_workers, 16), -1).share_memory_() if num_workers else None  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, indices: Tensor) -> Any:
-        if hasattr(self.samples, "__getitems__"):
-            fetched = self.samples.__getitems__(indices)
-        else:
-            fetched = [self.samples[index] for index in indices.tolist()]
-        return self.collate_fn(fetched) if isinstance(fetched, list) else fetched
+    def __getitem__(self, place: Tensor | tuple[Tensor, int]) -> Any:
+        indices, seed = place if isinstance(place, tuple) else (place, None)
+        worker = get_worker_info()
+        if worker is not None and seed is not None:
+            torch.default_generator.manual_seed(seed)
+            np.random.seed(seed % 2**32)
+            random.seed(seed)
+        noted = np.zeros(16, np.int64) if worker is None or self.reading is None else self.reading[worker.id].numpy()
+        noted[:] = -1
+        noted[: len(indices)] = indices[:16]
+        try:
+            if hasattr(self.samples, "__getitems__"):
+                fetched = self.samples.__getitems__(indices)
+            else:
+                fetched = []
+                noted[1:] = -1
+                for index in indices.tolist():
+                    noted[0] = index
+                    fetched.append(self.samples[index])
+                noted[: len(indices)] = indices[:16]
+            batch = self.collate_fn(fetched) if isinstance(fetched, list) else fetched
+        except Exception as error:
+            error.add_note(f"This happened while {_named(noted)} of {type(self.samples).__name__} was read.")
+            raise
+        noted[:] = -1
+        return batch
 
 
-class _TrainLoader(DataLoader[Any]):
+class _Loader(DataLoader[Any]):
+    """A loader that knows which samples each of its workers is on."""
+
+    # No constructor of its own: Lightning makes another loader of the same arguments for predictions.
+    _running: weakref.ref[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        iterator = super().__iter__()
+        self._running = weakref.ref(iterator)
+        return iterator
+
+    def lost(self) -> str | None:
+        """Which samples a worker that died was on; None where none has."""
+        workers = getattr(self._running() if self._running is not None else None, "_workers", [])
+        batches = self.dataset
+        assert isinstance(batches, _Batches)
+        for number, worker in enumerate(workers):
+            if worker.exitcode not in (None, 0) and batches.reading is not None:
+                noted = batches.reading[number].numpy()
+                if noted[0] >= 0:
+                    samples = type(batches.samples).__name__
+                    return f"A worker of the loader died while {_named(noted)} of {samples} was read."
+        return None
+
+
+def _start_worker(then: Callable[[int], None] | None, worker: int) -> None:
+    """Let the training process alone decide what a signal to the whole run means: it still wants its batches."""
+    for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):
+        signal.signal(getattr(signal, name, signal.SIGINT), signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))  # a second one ends it
+    if then is not None:
+        then(worker)
+
+
+class _TrainLoader(_Loader):
     """A loader that starts to fetch when it is asked for the first batch, not when its iterator is made.
 
     Lightning makes the first iterator before it tells the sampler the epoch, and before a resumed run knows
     its position. Workers would fetch the wrong batches ahead.
     """
 
+    sampler: TrainBatches
+
     def __init__(
         self, dataset: _Batches, sampler: TrainBatches, batches_done: Callable[[], int], **arguments: Any
     ) -> None:
+        arguments["worker_init_fn"] = partial(_start_worker, arguments.get("worker_init_fn"))
         super().__init__(dataset, sampler=sampler, batch_size=None, generator=torch.Generator(), **arguments)
         self.batches_done = batches_done
 
+    @property
+    def _index_sampler(self) -> Any:
+        return _Seeded(self.sampler)
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        assert isinstance(self.sampler, TrainBatches)
         self.sampler.first_batch = self.batches_done()
-        # Seeds the workers: augmentations must differ between ranks and epochs.
-        place = f"{self.sampler.seed}/{self.sampler.epoch}/{self.sampler.rank}"
-        self.generator.manual_seed(random.Random(place).getrandbits(63))
+        self.generator.manual_seed(_epoch_seed(self.sampler))  # of the workers, until they get their first batch
         yield from super().__iter__()
 
-    # Lightning takes a loader with these two methods for resumable. Its own counter of batches, which
-    # `batches_done` reads, is all the state there is.
+    # Lightning calls these two for a run that resumes inside an epoch. Its own counter of batches, which
+    # `batches_done` reads, says where; that place must be the same in the data.
     def state_dict(self) -> dict[str, Any]:
-        return {}
+        return self.sampler.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        pass
+        if self.batches_done():
+            self.sampler.check(state_dict)
+
+
+class _Seeded:
+    """The batches of an epoch, each with a seed that depends on the run's seed, epoch, rank and batch alone."""
+
+    def __init__(self, sampler: TrainBatches) -> None:
+        self.sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        first = _epoch_seed(self.sampler)
+        for number, indices in enumerate(self.sampler, self.sampler.first_batch):
+            yield indices, first + number
+
+
+def _epoch_seed(sampler: TrainBatches) -> int:
+    return random.Random(f"{sampler.seed}/{sampler.epoch}/{sampler.rank}").getrandbits(62)
+
+
+def _named(noted: NDArray[np.int64]) -> str:
+    indices = noted[noted >= 0].tolist()
+    listed = ", ".join(map(str, indices)) + (", ..." if len(indices) == len(noted) else "")
+    return f"one of the samples {listed}" if len(indices) > 1 else f"sample {listed}"

@@ -6,6 +6,7 @@ Both samplers yield whole batches, as tensors of dataset indices, for `DataLoade
 import math
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,6 +81,30 @@ class TrainBatches(_RankBatches):
         for batch in range(self.first_batch, len(self)):
             start = batch * self.global_batch_size + self.rank * share
             yield order[start : start + share]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the order of the samples within an epoch depends on, and which epoch it is."""
+        names = ("epoch", "length", "global_batch_size", "seed", "shuffle")
+        return {name: getattr(self, name) for name in names}
+
+    def check(self, state_dict: dict[str, Any]) -> None:
+        """Check that the epoch under way can go on with this sampler; the number of ranks may differ.
+
+        Raises:
+            ValueError: Its batches would not be those that the interrupted run had not read yet.
+        """
+        own = self.state_dict()
+        for name, key in (("global_batch_size", "data.batch_size"), ("seed", "seed"), ("shuffle", "data.shuffle")):
+            if state_dict.get(name, own[name]) != own[name]:
+                raise ValueError(
+                    f"{key}={own[name]} differs from the run's {state_dict[name]}, and an epoch that is under way "
+                    f"can't change its batches: type {key}={state_dict[name]}"
+                )
+        if state_dict.get("length", self.length) != self.length:
+            raise ValueError(
+                f"the train set holds {self.length} samples, it held {state_dict['length']} when the run was "
+                "interrupted, and an epoch that is under way can't change its batches: give it the same samples"
+            )
 
     def _order(self) -> Tensor:
         if not self.shuffle:

@@ -9,7 +9,9 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import signal
+import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from project.errors import UserError, full_tracebacks
 from project.launch import rank
+from project.launch.heartbeat import Heartbeats
 from project.launch.run import Outcome, Run
+from project.launch.stopping import EXIT_CODES, SIGNALS, Stopped
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from project.launch.elastic import Agent
 
 # What every rank imports: the fork server does it once, and each rank starts as a copy of it.
 PRELOAD = [
@@ -32,12 +36,14 @@ PRELOAD = [
     "sklearn.datasets",
     "project.launch.rank",
     "project.launch.checkpoint",
+    "project.launch.rank_states",
+    "project.launch.saving",
     "project.models",
     "project.data",
     "project.tracking.tensorboard",
     "project.tracking.tracker",
-]
-STOP_TIMEOUT_S = 2  # from the first signal to the last: the ranks may finish their logs in between
+]  # What gloo and NCCL say when a rank has waited in vain for others.
+TIMED_OUT = ("Timed out waiting", "Timed out after", "collective operation timeout")
 
 
 class RankError(Exception):
@@ -47,8 +53,24 @@ class RankError(Exception):
 def warm_up() -> None:
     """Start the server that the ranks are forked from; it imports in the background what they need."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
-    multiprocessing.forkserver.ensure_running()
+    with _ignored(*(number for number in SIGNALS if number != signal.SIGINT)):
+        # For the whole process group to be told to stop must not end it: its copies would count as lost.
+        multiprocessing.forkserver.ensure_running()
     _environment_of_server()
+
+
+@contextmanager
+def _ignored(*signals: signal.Signals) -> Iterator[None]:
+    """A process that is started meanwhile ignores these signals for good."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @functools.cache
@@ -62,8 +84,9 @@ def run_ranks(function: str, config: dict[str, Any], run: Run, num_ranks: int) -
 
     Raises:
         UserError: the first rank that failed did so for something that the user can mend.
-        RankError: it failed otherwise.
-        KeyboardInterrupt: Ctrl-C; all ranks have ended.
+        RankError: it failed otherwise, or hung.
+        Stopped: a signal asked the run to stop; all ranks have ended.
+        KeyboardInterrupt: so did a second Ctrl-C, or one before training began.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
 
@@ -79,29 +102,39 @@ def run_ranks(function: str, config: dict[str, Any], run: Run, num_ranks: int) -
         lifeline,
     ):
         last_words = Path(private)
-        assignment = rank.Assignment(function, config, run, last_words, of_job)
-        agent = _agent(num_ranks, (assignment, lifeline), private)
+        heartbeats = Heartbeats(last_words / "heartbeats", num_ranks)
+        assignment = rank.Assignment(function, config, run, last_words, of_job, heartbeats.path)
+        agent = _agent(num_ranks, (assignment, lifeline), private, config["launch"], heartbeats, run)
         try:
             result = agent.run()
         except SignalException as error:
             if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
-            raise SystemExit(128 + error.sigval) from None
+            raise Stopped(error.sigval) from None
         finally:
             agent.get_worker_group().spec.rdzv_handler.shutdown()
             _remove_error_files(agent)
         if result.is_failed():
-            raise _first_error(last_words, result.failures, run)
+            if agent.hang and not agent.stop_signal:
+                raise RankError(agent.hang)
+            codes = [failure.exitcode for failure in result.failures.values() if failure.exitcode in EXIT_CODES]
+            if codes or agent.stop_signal:
+                if agent.hang:
+                    print(agent.hang, file=sys.stderr)
+                raise Stopped(agent.stop_signal or codes[0] - 128, saved=(last_words / rank.SAVED).exists())
+            raise _first_error(last_words, result.failures, run, heartbeats)
     outcome: Outcome = result.return_values[0]
     return outcome
 
 
-def _agent(num_ranks: int, arguments: tuple[Any, ...], private: str) -> LocalElasticAgent:
+def _agent(
+    num_ranks: int, arguments: tuple[Any, ...], private: str, launch: dict[str, Any], heartbeats: Heartbeats, run: Run
+) -> Agent:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
-    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+    from project.launch.elastic import Agent
 
     # The agent logs every failure in some twenty lines; the user gets the rank's own error from us.
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
@@ -122,21 +155,25 @@ def _agent(num_ranks: int, arguments: tuple[Any, ...], private: str) -> LocalEla
         entrypoint=rank.main,
         args=arguments,
         rdzv_handler=get_rendezvous_handler(rendezvous),
-        max_restarts=0,
+        max_restarts=launch.get("max_restarts", 0),
         monitor_interval=0.1,
     )
-    return LocalElasticAgent(
-        spec,
-        DefaultLogsSpecs(log_dir=private),
-        start_method="forkserver",
-        shutdown_timeout=STOP_TIMEOUT_S,
-    )
+
+    def before_restart(failures: dict[int, Any]) -> str | None:
+        error = _first_error(Path(private), failures, run, heartbeats)
+        if isinstance(error, UserError):
+            return None  # what the user must mend would only fail again
+        for words in Path(private).glob("rank_*.json"):
+            words.unlink()
+        return str(error).rstrip()
+
+    return Agent(spec, private, heartbeats, launch.get("hang_timeout_s"), launch.get("grace_s", 60), before_restart)
 
 
 @contextmanager
 def _signals_restored() -> Iterator[None]:
     """The agent installs signal handlers, and leaves them; a later Ctrl-C must find the usual ones."""
-    names = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    names = {signal.SIGHUP, signal.SIGQUIT, *SIGNALS}
     before = {name: signal.getsignal(name) for name in names}
     try:
         yield
@@ -145,7 +182,7 @@ def _signals_restored() -> Iterator[None]:
             signal.signal(name, handler)
 
 
-def _remove_error_files(agent: LocalElasticAgent) -> None:
+def _remove_error_files(agent: Agent) -> None:
     """torch's spawn leaves the pickled traceback of each failed rank in the temporary folder."""
     processes = getattr(agent._pcontext, "_pc", None)
     for path in getattr(processes, "error_files", []):
@@ -153,7 +190,9 @@ def _remove_error_files(agent: LocalElasticAgent) -> None:
             Path(path).unlink(missing_ok=True)
 
 
-def _first_error(last_words: Path, failures: dict[int, Any], run: Run) -> Exception:
+def _first_error(
+    last_words: Path, failures: dict[int, Any], run: Run, heartbeats: Heartbeats | None = None
+) -> Exception:
     """The error of the rank that failed first, by the ranks' own clocks, which one host shares."""
     told = [json.loads(path.read_text()) for path in last_words.glob("rank_*.json")]
     silent = {number: failure for number, failure in failures.items() if number not in {w["rank"] for w in told}}
@@ -162,11 +201,25 @@ def _first_error(last_words: Path, failures: dict[int, Any], run: Run) -> Except
         number, failure = next(iter(silent.items()))
         if failure.exitcode < 0:
             name = signal.Signals(-failure.exitcode).name
-            return RankError(f"rank {number} was ended by {name}; its output is in {log}/rank_{number}.log")
+            hint = " (Linux does that where memory runs out: type fewer data.num_workers, or a smaller data.batch_size)"
+            return RankError(
+                f"rank {number} was ended by {name}{hint if name == 'SIGKILL' else ''}; its output is in "
+                f"{log}/rank_{number}.log"
+            )
         return RankError(
             f"rank {number} ended with exit code {failure.exitcode}; its output is in {log}/rank_{number}.log"
         )
     first = min(told, key=lambda words: words["time_ns"])
     if first["sentence"] and not full_tracebacks():
-        return UserError(first["sentence"])
-    return RankError(f"rank {first['rank']} failed first:\n{first['traceback']}")
+        missing = _missing(first, told, heartbeats)
+        return UserError(first["sentence"] + missing)
+    return RankError(f"rank {first['rank']} failed first:\n{first['traceback']}{_missing(first, told, heartbeats)}")
+
+
+def _missing(first: dict[str, Any], told: list[dict[str, Any]], heartbeats: Heartbeats | None) -> str:
+    """Where the ranks are that another waited for in vain."""
+    if heartbeats is None or not any(words in first["traceback"] for words in TIMED_OUT):
+        return ""
+    waiting = {words["rank"] for words in told if any(text in words["traceback"] for text in TIMED_OUT)}
+    missing = [str(sign) for sign in heartbeats.read() if sign.rank not in waiting]
+    return f" (missing: {'; '.join(missing)})" if missing else ""

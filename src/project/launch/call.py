@@ -10,6 +10,7 @@ from project.errors import UserError
 from project.launch.composition import config_folder, explain, register_resolvers
 from project.launch.from_checkpoint import compose_from_checkpoint
 from project.launch.job import run_job
+from project.launch.resume import compose_resumed
 from project.launch.run import Outcome
 
 
@@ -33,7 +34,7 @@ def call(command: str, *overrides: str) -> Outcome:
     started_at = time.time()
     register_resolvers()
     arguments = [command, *overrides]
-    config_name = command if command == "train" else compose_from_checkpoint(command, arguments)
+    config_name = (compose_resumed if command == "train" else compose_from_checkpoint)(command, arguments)
     try:
         with initialize_config_dir(str(config_folder()), version_base="1.3"):
             composed = compose(config_name, arguments[1:])

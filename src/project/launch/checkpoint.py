@@ -10,11 +10,13 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback
 
 from project.errors import UserError
+from project.launch.trust import signature
 
 CONFIG_KEY = "config"
+SIGNATURE_KEY = "signature"  # of the config
 
 
 class ConfigInCheckpoint(Callback):
@@ -25,6 +27,7 @@ class ConfigInCheckpoint(Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[CONFIG_KEY] = self.config
+        checkpoint[SIGNATURE_KEY] = signature(self.config)
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class BestCheckpoint:
 
 def best_checkpoint(trainer: L.Trainer) -> BestCheckpoint | None:
     """The checkpoint of the first callback that monitors a metric, else the last one; None without checkpoints."""
-    saved = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]
+    saved: list[Any] = [c for c in trainer.checkpoint_callbacks if getattr(c, "best_model_path", "")]
     saved.sort(key=lambda callback: callback.monitor is None)
     if not saved:
         return None
@@ -46,7 +49,12 @@ def best_checkpoint(trainer: L.Trainer) -> BestCheckpoint | None:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The config of the run that wrote a checkpoint.
+    """The config of the run that wrote a checkpoint; see ``read_signed_config``."""
+    return read_signed_config(path)[0]
+
+
+def read_signed_config(path: Path) -> tuple[dict[str, Any], str | None]:
+    """The config of the run that wrote a checkpoint, and its signature (see ``trust``).
 
     Nothing in the file is executed (``weights_only``), and the weights stay on disk (``mmap``).
 
@@ -73,11 +81,11 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(
             f"ckpt_path={path} carries no config, so it was not written by project.train: type the path of one that was"
         )
-    return config
+    return config, checkpoint.get(SIGNATURE_KEY)
 
 
 @contextmanager
-def loading(path: str) -> Iterator[None]:
+def loading(path: str | None) -> Iterator[None]:
     """Tell a checkpoint that does not fit the model in a sentence."""
     try:
         yield

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from project.errors import FULL_ERROR, full_tracebacks, sentence
-from project.launch.composition import config_folder, explain, register_resolvers
+from project.launch.composition import config_folder, explain, register_resolvers, take_experiment_file
 from project.launch.run import Outcome
+from project.sweep.plugins import register_plugins
 
 Prepare = Callable[[str, list[str]], str]
 Job = Callable[[str, DictConfig, list[str], str, Path | None], Outcome]
@@ -53,23 +54,29 @@ def run(name: str, function: str, prepare: Prepare | None = None, job: Job | Non
         # With this set, Hydra raises what went wrong instead of printing it.
         os.environ[FULL_ERROR] = "1"
         config_name = prepare(name, sys.argv) if prepare else name
+        register_plugins()
+        take_experiment_file(sys.argv)
 
         def task(composed: DictConfig) -> float | None:
             from hydra.core.hydra_config import HydraConfig
             from hydra.types import RunMode
 
             from project.launch.job import run_job
+            from project.launch.run_state import record_failure
 
             if not wants_traceback:
                 os.environ.pop(FULL_ERROR, None)
             hydra_config = HydraConfig.get()
             in_sweep = hydra_config.mode == RunMode.MULTIRUN
             folder = Path(hydra_config.runtime.output_dir) if in_sweep else None
+            if in_sweep:
+                OmegaConf.update(composed, "sweep.job", hydra_config.sweeper.get("job"), force_add=True)
             overrides = list(hydra_config.overrides.task)
             try:
                 return (job or run_job)(function, composed, overrides, name, folder).objective
             except Exception as error:
-                if in_sweep:
+                if folder is not None:
+                    record_failure(folder, error)
                     raise  # Hydra notes the failed job and goes on with the next
                 failed.append(error)
                 return None

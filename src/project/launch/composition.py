@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hydra.core.config_store import ConfigStore
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
+from yaml import YAMLError
 
-from project.errors import did_you_mean, nearest
+from project.errors import UserError, did_you_mean, nearest
+from project.launch import devices
 from project.launch.run_folder import new_folder
 
 
@@ -23,9 +26,48 @@ def config_folder() -> Path:
 
 
 def register_resolvers() -> None:
-    """``${new_folder:parent,prefix}`` claims a folder; ``${slug:text}`` makes a text fit for a folder's name."""
+    """Register what configs may call.
+
+    ``${new_folder:parent,prefix}`` claims a folder; ``${slug:text}`` makes a text fit for a folder's name;
+    ``${gpus:accelerator,devices}`` is the number of GPUs of this host that a job needs.
+    """
     OmegaConf.register_new_resolver("new_folder", new_folder, use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("gpus", devices.count_gpus, replace=True)
     OmegaConf.register_new_resolver("slug", slug, replace=True)
+
+
+def take_experiment_file(arguments: list[str]) -> None:
+    """Let ``experiment=PATH.yaml`` name a file outside of ``conf/experiment``, such as a sweep's ``best.yaml``.
+
+    It is registered for Hydra under its own name, which takes the path's place in ``arguments``; ``experiment_file``
+    finds the path again.
+
+    Raises:
+        UserError: there is no such file, or it is no YAML.
+    """
+    for place, argument in enumerate(arguments):
+        key, _, text = argument.partition("=")
+        if key != "experiment" or not text.endswith((".yaml", ".yml")):
+            continue
+        path = Path(text)
+        try:
+            node = OmegaConf.load(path)
+        except (OSError, YAMLError) as error:
+            reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+            raise UserError(f"experiment={text} can't be read ({reason}): type the path of a YAML file") from error
+        name = path.stem
+        while (config_folder() / "experiment" / f"{name}.yaml").exists():
+            name += "_file"
+        ConfigStore.instance().store(
+            group="experiment", name=name, node=node, package="_global_", provider=str(path.resolve())
+        )
+        arguments[place] = f"experiment={name}"
+
+
+def experiment_file(name: str) -> str:
+    """The path that the experiment ``name`` was read from, if that lies outside of ``conf``; else the name."""
+    node = ConfigStore.instance().repo.get("experiment", {}).get(f"{name}.yaml")
+    return node.provider if node is not None else name
 
 
 def slug(text: str) -> str:

@@ -112,6 +112,15 @@ def _count_on_cpu(wanted: Devices) -> int:
     return len(wanted) if isinstance(wanted, list) else int(wanted)
 
 
+def count_gpus(accelerator: str, devices: Any) -> int:
+    """CUDA devices of this host that the ranks of a job take: none where they run on the CPU."""
+    if accelerator not in ("auto", "gpu", "cuda"):
+        return 0
+    import torch
+
+    return count(accelerator, devices) if torch.cuda.is_available() else 0
+
+
 def local_cuda_device(devices: Any, local_rank: int) -> int:
     """Index of the CUDA device of a rank: its place in the list of indices, where the user gave one."""
     wanted = parse(devices)

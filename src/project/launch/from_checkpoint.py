@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 
 from project.errors import UserError
 from project.launch.composition import config_folder
+from project.launch.trust import check_targets, signature, trusted_packages
 
 # What a checkpoint's config decides. Devices and strategy are of the machine it is used on, not of the run.
 FROM_RUN = ("name", "seed", "data", "model", "optimizer", "scheduler")
@@ -25,12 +29,8 @@ def compose_from_checkpoint(name: str, arguments: list[str]) -> str:
     Raises:
         UserError: there is no ``ckpt_path``, or nothing can be read there.
     """
-    _quote_path(arguments)
-    overrides = {}
-    for argument in arguments[1:]:
-        if "=" in argument and not argument.startswith("-"):
-            override = OverridesParser.create().parse_overrides([argument])[0]
-            overrides[override.key_or_group] = (argument, override)
+    quote_path(arguments, "ckpt_path")
+    overrides = typed_overrides(arguments)
     if "ckpt_path" not in overrides:
         if any(argument.startswith("-") for argument in arguments[1:]):
             return name  # --help and its like need no checkpoint
@@ -41,9 +41,10 @@ def compose_from_checkpoint(name: str, arguments: list[str]) -> str:
             f"ckpt_path={path} is no path: type ckpt_path=<run folder>/checkpoints/best.ckpt, one at a time"
         )
 
-    from project.launch.checkpoint import read_config
+    from project.launch.checkpoint import read_signed_config
 
-    stored = read_config(Path(path))
+    stored, signed = read_signed_config(Path(path))
+    trusted = overrides.get("launch.trusted_targets")
     node: dict[str, Any] = {key: stored[key] for key in FROM_RUN if key in stored}
     node["trainer"] = {key: value for key, value in stored["trainer"].items() if key not in OF_MACHINE}
     defaults: list[Any] = [name, "_self_"]
@@ -51,25 +52,50 @@ def compose_from_checkpoint(name: str, arguments: list[str]) -> str:
     # model/net=... to replace.
     for group in sorted(overrides, key=lambda group: group.count("/")):
         outer, _, inner = group.rpartition("/")
-        if group.partition("/")[0] not in FROM_RUN or not _is_group(group) or {outer: None} in defaults:
+        if group.partition("/")[0] not in FROM_RUN or not is_group(group) or {outer: None} in defaults:
             continue
         parent = node
         for part in outer.split("/") if outer else []:
             parent = parent[part]
         parent.pop(inner, None)
         defaults.append({group: None})
+    if signed is None or signed != signature(stored):  # else this user ran it here
+        check_targets(untyped(node, overrides), path, trusted_packages(trusted[1].value() if trusted else None))
     ConfigStore.instance().store(name=f"{name}_checkpoint", node={"defaults": defaults, **node})
     return f"{name}_checkpoint"
 
 
-def _quote_path(arguments: list[str]) -> None:
+def untyped(node: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a stored config no typed ``_target_`` takes the place of."""
+    left = copy.deepcopy(node)
+    for key in overrides:
+        *outer, last = key.split(".")
+        parent: Any = left
+        for part in outer:
+            parent = parent.get(part) if isinstance(parent, dict) else None
+        if last == "_target_" and isinstance(parent, dict):
+            parent.pop("_target_", None)
+    return left
+
+
+def typed_overrides(arguments: list[str]) -> dict[str, tuple[str, Override]]:
+    """The overrides of a command line by their keys or groups: as typed, and as Hydra reads them."""
+    overrides = {}
+    for argument in arguments[1:]:
+        if "=" in argument and not argument.startswith("-"):
+            override = OverridesParser.create().parse_overrides([argument])[0]
+            overrides[override.key_or_group] = (argument, override)
+    return overrides
+
+
+def quote_path(arguments: list[str], name: str) -> None:
     """Let a path be typed as it is shown: the folder of a sweep's job has = and , in its name, which Hydra reads."""
     for place, argument in enumerate(arguments):
         key, _, path = argument.partition("=")
-        if key == "ckpt_path" and Path(path).exists():
+        if key == name and Path(path).exists():
             quoted = path.replace("'", "\\'")
-            arguments[place] = f"ckpt_path='{quoted}'"
+            arguments[place] = f"{name}='{quoted}'"
 
 
-def _is_group(group: str) -> bool:
+def is_group(group: str) -> bool:
     return (config_folder() / group).is_dir()

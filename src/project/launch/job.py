@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +17,24 @@ import psutil
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from project.errors import UserError
-from project.launch import agent, combinations, devices, preflight, rank, run_folder, strategy
+from project.launch import (
+    agent,
+    combinations,
+    devices,
+    hosts,
+    preflight,
+    rank,
+    requeue,
+    resume,
+    run_folder,
+    run_state,
+    strategy,
+    trust,
+)
 from project.launch.run import Outcome, Run
-from project.launch.summary import announce, summarize
+from project.launch.secrets import check_unmasked, masked, masked_arguments, unmasked
+from project.launch.stopping import Stopped, listening
+from project.launch.summary import announce, shorten, summarize
 from project.strategies import is_single_process, pipeline_layout, ranks_per_batch
 
 
@@ -42,7 +63,7 @@ def run_job(
     combinations.check(config)
     launcher = devices.started_by()
     if launcher:
-        return _run_as_rank(function, composed, overrides, kind, launcher)
+        return _run_as_rank(function, composed, overrides, kind, launcher, sweep_folder)
     trainer = config["trainer"]
     one_process = is_single_process(trainer["strategy"])
     if trainer["num_nodes"] > 1 and not one_process:
@@ -58,16 +79,37 @@ def run_job(
     if kind == "train":  # evaluation shares any number of samples out
         preflight.check_batch_size(config, batch_shares, pipeline_layout(trainer["strategy"], num_ranks))
 
-    config, run = _open_run(composed, overrides, kind, sweep_folder)
-    run = replace(run, started_at=started_at or run.started_at)
-    announce(kind, config, run, num_ranks, num_devices)
-    # A job of a sweep gets a process of its own even when it is alone: nothing leaks from job to job.
-    if num_ranks == 1 and not in_sweep:
-        outcome = _run_here(function, config, run)
-    else:
-        outcome = agent.run_ranks(function, config, run, num_ranks)
-    summarize(kind, config, run, outcome)
+    complete = _complete_of_requeued(composed, overrides, kind)
+    if complete is not None:
+        return complete
+    # A job of a sweep gets a process of its own even when it is alone: nothing leaks from job to job. So does a rank
+    # that is to be started again when it dies.
+    here = num_ranks == 1 and not in_sweep and not config["launch"]["max_restarts"]
+    with _opened_run(composed, overrides, kind, sweep_folder, started_at) as (config, run), _stop_told(run):
+        announce(kind, config, run, num_ranks, num_devices)
+        if here:
+            outcome = _run_here(function, config, run)
+        else:
+            outcome = agent.run_ranks(function, config, run, num_ranks)
+        summarize(kind, config, run, outcome)
     return outcome
+
+
+@contextmanager
+def _stop_told(run: Run) -> Iterator[None]:
+    """Say where a run goes on that a signal has stopped; in SLURM, put it into the queue again."""
+    try:
+        yield
+    except Stopped as stopped:
+        if run.rank == 0:
+            name, folder = signal.Signals(stopped.signum).name, shlex.quote(shorten(run.folder))
+            saved = "its state is saved" if stopped.saved else "its last checkpoint stands, if there is one"
+            print(f"Stopped by {name}; {saved}. To go on: python -m project.train resume={folder}", file=sys.stderr)
+            if told := requeue.requeue(stopped.signum):
+                print(told, file=sys.stderr, flush=True)
+        if stopped.signum == signal.SIGINT:
+            raise KeyboardInterrupt from None
+        raise
 
 
 def _plain(composed: DictConfig, overrides: list[str], run_dir: Path | None = None) -> dict[str, Any]:
@@ -88,27 +130,62 @@ def _plain(composed: DictConfig, overrides: list[str], run_dir: Path | None = No
     return config
 
 
-def _open_run(composed: DictConfig, overrides: list[str], kind: str, chosen: Path | None) -> tuple[dict[str, Any], Run]:
-    """Claim the run folder, write down what is run, and complete the config with the folder's name."""
+@contextmanager
+def _opened_run(
+    composed: DictConfig, overrides: list[str], kind: str, chosen: Path | None, started_at: float | None = None
+) -> Iterator[tuple[dict[str, Any], Run]]:
+    """Claim the run folder and keep it, write down what is run, and complete the config with the folder's name.
+
+    A run that goes on (``resume=``, or a SLURM job that was requeued) has its folder already.
+    """
+    outputs = Path(composed.paths.outputs)
+    command = [kind, *overrides]
+    again = requeue.remembered(outputs, command) if kind == "train" else None
+    resumed = again or (Path(composed.resume) if composed.get("resume") else None)
     if chosen is None and composed.paths.run_dir is not None:
         chosen = Path(composed.paths.run_dir)
-    if chosen is not None:
+    if resumed is not None:
+        folder = resumed.resolve()
+    elif chosen is not None:
         folder = run_folder.take(chosen)
     else:
-        prefix = "" if kind == "train" else f"{kind}_"
-        folder = run_folder.claim(Path(composed.paths.outputs) / composed.name, prefix)
-    config = _plain(composed, overrides, folder)
-    environment = run_folder.describe_environment()
-    run_folder.record(folder, config, overrides, environment)
-    return config, Run(folder, overrides, environment, psutil.Process().create_time())
+        folder = run_folder.claim(outputs / composed.name, "" if kind == "train" else f"{kind}_")
+    with resume.held(folder):
+        environment = run_folder.describe_environment()
+        config = resume.stored_config(folder) if again else _plain(composed, overrides, folder)
+        if again:
+            config = unmasked(config, _plain(composed, overrides))
+        if resumed is not None:
+            before = resume.stored_overrides(folder)
+            resume.take_up(folder, [] if again else overrides, environment["command"])
+            typed = [] if again else [text for text in overrides if not text.startswith("resume=")]
+            overrides = [*before, *typed]
+        check_unmasked(config, "the run's config" if resumed else "the checkpoint's config")
+        environment["signature"] = trust.signature(masked(config))
+        run_folder.record(folder, config, overrides, environment)
+        if kind == "train":
+            requeue.remember(outputs, command, folder)
+        started_at = started_at or psutil.Process().create_time()
+        with run_state.recorded(folder):
+            yield config, Run(folder, masked_arguments(overrides), environment, started_at, resumes=resumed is not None)
+
+
+def _complete_of_requeued(composed: DictConfig, overrides: list[str], kind: str) -> Outcome | None:
+    """The outcome of this command in a requeued SLURM job that had come to its end before."""
+    folder = requeue.remembered(Path(composed.paths.outputs), [kind, *overrides]) if kind == "train" else None
+    if folder is None or not resume.is_complete(folder):
+        return None
+    print(f"The run in {shorten(folder)} is complete.", flush=True)
+    return run_folder.read_metrics(folder)
 
 
 def _run_here(function: str, config: dict[str, Any], run: Run) -> Outcome:
     """Run as the only rank, in this process, and leave no trace in its environment."""
-    with rank.environment_restored(), rank.rank_log(run.folder, 0, own_console=True):
+    with rank.environment_restored(), listening(insistent=True), rank.rank_log(run.folder, 0, own_console=True):
         rank.share_threads(config["launch"]["threads_per_rank"], local_world_size=1)
         try:
-            return rank.load(function)(config, run)
+            with rank.memory_explained(config, 1):
+                return rank.load(function)(config, run)
         except SystemExit as error:
             # Lightning answers Ctrl-C with its own exit; here it is what it was.
             if isinstance(error.__context__, KeyboardInterrupt):
@@ -116,7 +193,9 @@ def _run_here(function: str, config: dict[str, Any], run: Run) -> Outcome:
             raise
 
 
-def _run_as_rank(function: str, composed: DictConfig, overrides: list[str], kind: str, launcher: str) -> Outcome:
+def _run_as_rank(
+    function: str, composed: DictConfig, overrides: list[str], kind: str, launcher: str, chosen: Path | None
+) -> Outcome:
     """Run as one of the ranks that torchrun or SLURM started; rank 0 claims the folder and tells the others."""
     import torch.distributed as dist
     from torch.distributed.elastic.multiprocessing.errors import record
@@ -136,12 +215,12 @@ def _run_as_rank(function: str, composed: DictConfig, overrides: list[str], kind
         shares = world_size // ranks_per_batch(strategy_config, local_world_size)
         preflight.check_batch_size(config, shares, pipeline_layout(strategy_config, local_world_size))
     rank.share_threads(config["launch"]["threads_per_rank"], devices.local_world_size())
-    with rank.environment_restored(), rank.process_group(config):
+    with rank.environment_restored(), rank.process_group(config), ExitStack() as stack:
         me = environment.global_rank()
         told: list[Any] = [None]
         if me == 0:
             try:
-                told = [_open_run(composed, overrides, kind, None)]
+                told = [stack.enter_context(_opened_run(composed, overrides, kind, chosen))]
             except UserError as error:
                 told = [error]
         if environment.world_size() > 1:
@@ -149,12 +228,30 @@ def _run_as_rank(function: str, composed: DictConfig, overrides: list[str], kind
         if isinstance(told[0], UserError):
             raise told[0]
         config, run = told[0]
-        run = replace(run, rank=me, world_size=environment.world_size())
+        # torchrun starts all ranks again when one dies.
+        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        run = replace(run, rank=me, world_size=environment.world_size(), resumes=run.resumes or restarted)
+        if me > 0:
+            stack.enter_context(run_state.recorded(run.folder, begins=False))
+        stack.enter_context(_stop_told(run))
+        stack.enter_context(listening())
+        if run.world_size > devices.local_world_size():
+            stack.enter_context(
+                hosts.watched(
+                    environment.main_address,
+                    me,
+                    environment.local_rank(),
+                    config["launch"]["host_timeout_s"],
+                    run.folder,
+                )
+            )
         with rank.rank_log(run.folder, me, own_console=me == 0, tell_errors=launcher == "slurm"):
+            rank.dump_stacks_when_asked(run.folder, me)
             if me == 0:
                 announce(kind, config, run, run.world_size, run.world_size)
-            # torchrun shows the first error that is recorded for it.
-            outcome = record(rank.load(function))(config, run)
+            with rank.memory_explained(config, run.world_size):
+                # torchrun shows the first error that is recorded for it.
+                outcome = record(rank.load(function))(config, run)
             assert outcome is not None
             if me == 0:
                 summarize(kind, config, run, outcome)

@@ -39,8 +39,16 @@ def _some_of(*names: str) -> Callable[[Any], bool]:
     return lambda v: isinstance(v, list) and bool(v) and set(v) <= set(names)
 
 
+def _list_of(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda v: isinstance(v, list) and bool(v) and all(map(test, v))
+
+
 def _one_or_some(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda v: all(map(test, v)) and bool(v) if isinstance(v, list) else test(v)
+
+
+def _names(v: Any) -> bool:
+    return isinstance(v, list) and all(isinstance(name, str) for name in v)
 
 
 BENCHMARK_PARTS = ("tiny", "steps", "ranks", "tracking", "validation", "epoch", "start", "config")  # of overhead.yaml
@@ -56,6 +64,11 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("optimizer.lr", _positive(0), "a number from 0"),
     ("launch.threads_per_rank", _whole(1, "auto"), "a whole number from 1, or auto"),
     ("launch.timeout_s", _positive(), "a number of seconds above 0"),
+    ("launch.host_timeout_s", _positive(), "a number of seconds above 0"),
+    ("launch.hang_timeout_s", _positive(None), "a number of seconds above 0, or null"),
+    ("launch.grace_s", _positive(), "a number of seconds above 0"),
+    ("launch.max_restarts", _whole(0), "a whole number from 0"),
+    ("launch.trusted_targets", _names, "a list of packages, or of names in them"),
     ("trainer.num_nodes", _whole(1), "a whole number from 1"),
     ("trainer.max_epochs", _whole(1, None, -1), "a whole number from 1, -1 for no limit, or null"),
     ("trainer.max_steps", _whole(1, -1), "a whole number from 1, or -1 for no limit"),
@@ -70,15 +83,23 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("trainer.limit_predict_batches", _share, _LIMIT),
     ("trainer.num_sanity_val_steps", _whole(0, -1), "a whole number from 0, or -1 for all"),
     ("trainer.log_every_n_steps", _whole(1), "a whole number from 1"),
-    ("benchmark.strategies", _some_of("ddp", "dp", "fsdp"), "a list of ddp, dp and fsdp"),
+    ("benchmark.strategies", _list_of(lambda v: isinstance(v, str)), "a list of names, as [ddp,dp]"),
     ("benchmark.parts", _some_of(*BENCHMARK_PARTS), f"a list of {', '.join(BENCHMARK_PARTS)}"),
-    ("benchmark.devices", _one_or_some(_whole(2)), "a whole number from 2, or a list of such"),
+    ("benchmark.devices", _one_or_some(_whole(1)), "a whole number from 1, or a list of such"),
+    ("benchmark.kinds", _some_of("strong", "weak"), "a list of strong and weak"),
+    ("benchmark.batch_sizes", lambda v: v == [] or _list_of(_whole(1))(v), "a list of whole numbers from 1, or []"),
     ("benchmark.step_ms", lambda v: v is None or _one_or_some(_positive())(v), "a number of milliseconds above 0"),
-    *((f"benchmark.{name}", _whole(1), "a whole number from 1") for name in ("repeats", "warmup_steps", "epochs")),
+    *(
+        (f"benchmark.{name}", _whole(1), "a whole number from 1")
+        for name in ("repeats", "warmup_steps", "epochs", "calls")
+    ),
     ("benchmark.steps", _whole(2), "a whole number from 2"),
     ("benchmark.start_devices", _whole(2), "a whole number from 2"),
     ("benchmark.measured_s", _positive(), "a number of seconds above 0"),
     ("benchmark.timeout_s", _positive(), "a number of seconds above 0"),
+    ("benchmark.budget_s", _positive(), "a number of seconds above 0"),
+    ("benchmark.min_gain", _positive(0), "a share from 0, as 0.03"),
+    ("benchmark.allow_inexact", _flag, "true or false"),
 )
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu")
 PRECISIONS = (
@@ -185,6 +206,9 @@ def targets(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
             yield key, node["_target_"]
         for name, child in node.items():
             yield from targets(child, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, list):
+        for number, child in enumerate(node):
+            yield from targets(child, f"{key}[{number}]")
 
 
 def check_installed(key: str, target: str, package: str | None = None) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import logging
 import multiprocessing
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -22,12 +24,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from project import errors
+from project.launch.full_disk import SparedStream
+from project.launch.heartbeat import BEAT
 from project.launch.run import Outcome, Run
+from project.launch.stopping import Stopped, listening
 
 if TYPE_CHECKING:
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
 GRACE_S = 0.3  # three looks of the launcher
+SAVED = "saved"  # a file beside the last words: the run stopped, and its state lies in a checkpoint
+
+# Of a CUDA device, and of the host.
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 Command = Callable[[dict[str, Any], Run], Outcome]
 
@@ -42,6 +51,7 @@ class Assignment:
         run: As the launching process knows it.
         errors: A folder for the ranks' last words.
         environment: Variables of this job alone, as ``hydra.job.env_set`` makes them.
+        heartbeats: A file for the ranks' signs of life.
     """
 
     function: str
@@ -49,6 +59,7 @@ class Assignment:
     run: Run
     errors: Path
     environment: dict[str, str]
+    heartbeats: Path
 
 
 def main(assignment: Assignment, lifeline: Connection) -> Outcome | None:
@@ -59,12 +70,23 @@ def main(assignment: Assignment, lifeline: Connection) -> Outcome | None:
     # How this rank was started is not how its loaders start their workers: each would import all anew.
     multiprocessing.set_start_method(None, force=True)
     share_threads(assignment.config["launch"]["threads_per_rank"], int(os.environ["LOCAL_WORLD_SIZE"]))
-    with rank_log(assignment.run.folder, rank, own_console=rank == 0):
+    world_size = int(os.environ["WORLD_SIZE"])
+    restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    BEAT.start(assignment.heartbeats, rank)
+    with listening(), rank_log(assignment.run.folder, rank, own_console=rank == 0):
+        dump_stacks_when_asked(assignment.run.folder, rank)
         try:
             with process_group(assignment.config):
-                run = replace(assignment.run, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
+                run = replace(
+                    assignment.run, rank=rank, world_size=world_size, resumes=assignment.run.resumes or restarts > 0
+                )
                 try:
-                    outcome = load(assignment.function)(assignment.config, run)
+                    with memory_explained(assignment.config, world_size):
+                        outcome = load(assignment.function)(assignment.config, run)
+                except Stopped as stopped:
+                    if stopped.saved and rank == 0:
+                        (assignment.errors / SAVED).touch()
+                    raise
                 except Exception as error:
                     # Before the group is left: the others fail as soon as they miss this rank.
                     _leave_last_words(assignment.errors, rank, error)
@@ -104,6 +126,37 @@ def _leave_last_words(folder: Path, rank: int, error: Exception) -> None:
         beside = folder / f"{rank}.tmp"
         beside.write_text(json.dumps(words))
         beside.rename(path)
+
+
+def dump_stacks_when_asked(folder: Path, rank: int) -> None:
+    """Let SIGQUIT (Ctrl-\\) write the stacks of all threads into the rank's log, wherever they are."""
+    if hasattr(faulthandler, "register"):
+        log = _log_path(folder, rank).open("a")  # stays open: the signal has no time to open it
+        faulthandler.register(signal.SIGQUIT, log, all_threads=True)
+
+
+@contextmanager
+def memory_explained(config: dict[str, Any], world_size: int) -> Iterator[None]:
+    """Tell an error of memory with the batch that did not fit, and what to try."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(words in str(error) for words in OUT_OF_MEMORY):
+            raise
+        size = config["data"].get("batch_size")
+        batch = f"data.batch_size={size}" if size else "this batch"
+        share = (
+            f" ({size // world_size} on each of {world_size} ranks)" if isinstance(size, int) and world_size > 1 else ""
+        )
+        smaller = (
+            f"data.batch_size={size // 2} trainer.accumulate_grad_batches=2"
+            if isinstance(size, int)
+            else "a smaller one"
+        )
+        raise errors.UserError(
+            f"memory ran out with {batch}{share}: type {smaller}, trainer.precision=bf16-mixed, more trainer.devices, "
+            f"or trainer/strategy=fsdp, which spreads the training state ({' '.join(str(error).split())[:200]})"
+        ) from error
 
 
 @contextmanager
@@ -206,6 +259,10 @@ def quiet_libraries() -> None:
         warnings.filterwarnings("ignore", message)
 
 
+def _log_path(folder: Path, rank: int) -> Path:
+    return folder / "ranks" / f"rank_{rank}.log"
+
+
 @contextmanager
 def rank_log(folder: Path, rank: int, own_console: bool, tell_errors: bool = False) -> Iterator[None]:
     """Keep the rank's output in ``<folder>/ranks/rank_N.log``; rank 0's goes to the console as well, as it is.
@@ -213,7 +270,7 @@ def rank_log(folder: Path, rank: int, own_console: bool, tell_errors: bool = Fal
     With ``tell_errors`` the other ranks' errors reach the console too: where no launcher collects them.
     """
     quiet_libraries()
-    path = folder / "ranks" / f"rank_{rank}.log"
+    path = _log_path(folder, rank)
     path.parent.mkdir(exist_ok=True)
     if not own_console:
         # The process is this rank's alone: its file descriptors are turned over for good, so that what C++
@@ -222,6 +279,7 @@ def rank_log(folder: Path, rank: int, own_console: bool, tell_errors: bool = Fal
         with path.open("ab") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
+        sys.stdout, sys.stderr = (cast("TextIO", SparedStream(stream)) for stream in (sys.stdout, sys.stderr))
         try:
             yield
         except Exception:
@@ -234,8 +292,9 @@ def rank_log(folder: Path, rank: int, own_console: bool, tell_errors: bool = Fal
             sys.stderr.flush()
         return
     stdout, stderr = sys.stdout, sys.stderr
-    with path.open("a", buffering=1) as log:
-        own = Tee(stdout, log), Tee(stderr, log)
+    with path.open("a", buffering=1) as file:
+        spared = cast("TextIO", SparedStream(file))
+        own = Tee(stdout, spared), Tee(stderr, spared)
         tees = cast("tuple[TextIO, TextIO]", own)
         sys.stdout, sys.stderr = tees
         _redirect_loggers((stdout, stderr), tees)
@@ -244,7 +303,7 @@ def rank_log(folder: Path, rank: int, own_console: bool, tell_errors: bool = Fal
         except Exception:
             for tee in own:
                 tee.finish()
-            log.write(traceback.format_exc())
+            spared.write(traceback.format_exc())
             raise
         finally:
             for tee in own:

@@ -22,6 +22,7 @@ class Run:
     started_at: float  # seconds since 1970: when the process that the user started began
     rank: int = 0
     world_size: int = 1
+    resumes: bool = False  # goes on from the last checkpoint in the folder, if there is one
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,14 @@ class Outcome:
     train_s: float | None = None
     samples_per_s: float | None = None
     diagnosis: list[str] = field(default_factory=list)  # what bounds the training, and what to change
+    pruned: bool = False  # a search stopped the training early
 
     @classmethod
     def of_training(
         cls, trainer: L.Trainer, metrics: dict[str, float], best: BestCheckpoint | None, monitor: str | None, run: Run
     ) -> Outcome:
         """The outcome of a finished training."""
+        from project.sweep.pruning import TrialPruning
         from project.tracking.curves import TrainingCurves
         from project.tracking.tracker import Tracker
 
@@ -67,4 +70,5 @@ class Outcome:
             train_s=curves.train_s if curves else None,
             samples_per_s=curves.samples_per_s if curves else None,
             diagnosis=tracker.diagnosis.lines() if tracker and tracker.diagnosis else [],
+            pruned=any(isinstance(c, TrialPruning) and c.pruned for c in trainer.callbacks),  # type: ignore[attr-defined]
         )

@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 
 from project.errors import UserError
 from project.launch.run import Outcome
+from project.launch.secrets import masked, masked_arguments
 
 
 def claim(parent: Path, prefix: str = "") -> Path:
@@ -74,11 +75,11 @@ def take(folder: Path) -> Path:
 
 
 def record(folder: Path, config: dict[str, Any], overrides: list[str], environment: dict[str, Any]) -> None:
-    """Write what is needed to know, and to repeat, the run."""
+    """Write what is needed to know, and to repeat, the run; without secrets."""
     try:
-        OmegaConf.save(config, folder / "config.yaml")
-        OmegaConf.save(overrides, folder / "overrides.yaml")
-        (folder / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")
+        _write(folder / "config.yaml", OmegaConf.to_yaml(masked(config)))
+        _write(folder / "overrides.yaml", OmegaConf.to_yaml(masked_arguments(overrides)))
+        _write(folder / "environment.json", json.dumps(environment, indent=2) + "\n")
     except OSError as error:
         raise UserError(
             f"the run folder {folder} can't be written to ({error.strerror}): type paths.outputs=FOLDER with another"
@@ -86,10 +87,32 @@ def record(folder: Path, config: dict[str, Any], overrides: list[str], environme
 
 
 def write_metrics(folder: Path, outcome: Outcome) -> None:
-    """Write ``metrics.json``: beside, then renamed, so that it is whole or absent."""
-    beside = folder / "metrics.json.tmp"
-    beside.write_text(json.dumps(_finite(dataclasses.asdict(outcome)), indent=2) + "\n")
-    beside.rename(folder / "metrics.json")
+    """Write ``metrics.json``.
+
+    Raises:
+        UserError: the disk is full.
+    """
+    try:
+        _write(folder / "metrics.json", json.dumps(_finite(dataclasses.asdict(outcome)), indent=2) + "\n")
+    except OSError as error:
+        raise UserError(
+            f"the metrics can't be written to {folder} ({error.strerror}): make room, and type resume={folder}"
+        ) from error
+
+
+def read_metrics(folder: Path) -> Outcome:
+    """The outcome of a run that is complete."""
+    return Outcome(**json.loads((folder / "metrics.json").read_text()))
+
+
+def _write(path: Path, text: str) -> None:
+    """Beside, then renamed, so that a file is whole or absent."""
+    beside = path.with_name(path.name + ".tmp")
+    try:
+        beside.write_text(text)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _finite(value: Any) -> Any:
@@ -104,7 +127,7 @@ def describe_environment() -> dict[str, Any]:
     packages = ["torch", "lightning", "torchmetrics", "hydra-core", "tensorboard", "numpy"]
     return {
         "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": [Path(sys.executable).name, *sys.orig_argv[1:]],
+        "command": masked_arguments([Path(sys.executable).name, *sys.orig_argv[1:]]),
         "folder": str(Path.cwd()),
         "host": socket.gethostname(),
         "platform": platform.platform(),

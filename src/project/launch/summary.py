@@ -26,7 +26,7 @@ def summarize(kind: str, config: dict[str, Any], run: Run, outcome: Outcome) -> 
     """The table at the end: metrics, time, throughput, and where the results are."""
     table = Table(title=f"{kind} {config.get('name', 'unnamed')}", show_header=False, title_justify="left")
     for name, value in outcome.metrics.items():
-        table.add_row(name, _readable(value))
+        table.add_row(name, readable(value))
     table.add_section()
     if outcome.steps is not None:
         table.add_row("epochs, steps", f"{outcome.epochs}, {outcome.steps}")
@@ -51,7 +51,8 @@ def summarize(kind: str, config: dict[str, Any], run: Run, outcome: Outcome) -> 
         console.print(f"tensorboard --logdir {shlex.quote(shorten(run.folder))}", highlight=False)
 
 
-def _readable(value: float) -> str:
+def readable(value: float) -> str:
+    """A metric to four digits; whole numbers whole."""
     if value.is_integer() and abs(value) > 1:
         return f"{value:,.0f}"
     return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.2e}"

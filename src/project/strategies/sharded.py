@@ -17,6 +17,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.distributed.constants import default_pg_timeout
 
 from project.errors import UserError
+from project.strategies.checkpoint_files import CheckpointFiles
 from project.strategies.mesh import MeshStrategy
 from project.strategies.placement import is_parallel, parallelize
 from project.strategies.random_state import random_state, set_random_state
@@ -152,7 +153,14 @@ class ShardedStrategy(MeshStrategy):
     ) -> None:
         path = Path(self.broadcast(str(filepath)))  # rank 0's, since every rank writes there
         if self._saves_shards:
-            save_sharded(checkpoint, path, self.global_rank)
+            error = save_sharded(checkpoint, path, self.global_rank, **(storage_options or {}))
+            files = self.checkpoint_io
+            if isinstance(files, CheckpointFiles):
+                files.failure = None
+            if error is not None:
+                if not isinstance(files, CheckpointFiles):
+                    raise error
+                files.failed(path, error)
             return
         if self.is_global_zero and is_sharded(path):
             self.remove_checkpoint(path)

@@ -5,16 +5,16 @@ The folder holds tensors in torch's distributed format, and in ``meta.pt`` every
 
 from __future__ import annotations
 
-import shutil
+import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.utils._pytree import tree_leaves, tree_map
 
 from project.errors import UserError
+from project.strategies.checkpoint_files import CHECKSUMS, PART, checksum, is_of_disk, put, remove
 
 META = "meta.pt"  # Lightning's name for it
 # Of a checkpoint: the model's weights, and those that training goes on with where these are an average of them.
@@ -36,23 +37,64 @@ def is_sharded(path: Path) -> bool:
     return (path / META).is_file()
 
 
-def save_sharded(checkpoint: Checkpoint, path: Path, rank: int) -> None:
+def save_sharded(checkpoint: Checkpoint, path: Path, rank: int, place: int = 0, keep: int = 1) -> Exception | None:
     """Write a folder of shards; all ranks call this. What stood at ``path`` stays until the new one is whole.
+
+    ``place`` and ``keep`` are those of ``checkpoint_files.put``. Returns what kept a rank from writing, a full disk and
+    its like, on all ranks; None where all is written.
 
     Raises:
         UserError: an optimizer nests its state, which can't be taken apart.
     """
     tensors, rest = _take_apart(checkpoint)
-    beside = path.with_name(f"{path.name}.part")
-    if rank == 0:
-        _remove(beside)
-        beside.mkdir(parents=True)
+    beside = path.with_name(path.name + PART)
+    error = _first(_attempt(lambda: _make_folder(beside)) if rank == 0 else None)
+    if error is None:
+        try:
+            save(tensors, storage_writer=FileSystemWriter(beside))
+        except CheckpointException as failed:  # raised on all ranks alike
+            error = OSError(str(next(iter(failed.failures.values()))[0]))
+        own = {} if error else {file.name: checksum(file) for file in beside.glob(f"__{rank}_*")}
+        sums: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(sums, own)
+        if rank == 0 and error is None:
+            error = _attempt(lambda: _finish(rest, beside, sums, path, place, keep))
+        error = _first(error)
+    if error is not None and rank == 0:
+        remove(beside)
     torch.distributed.barrier()
-    save(tensors, storage_writer=FileSystemWriter(beside))
-    if rank == 0:
-        torch.save(rest, beside / META)
-        _replace(beside, path)
-    torch.distributed.barrier()
+    return error
+
+
+def _make_folder(path: Path) -> None:
+    remove(path)
+    path.mkdir(parents=True)
+
+
+def _finish(rest: Checkpoint, beside: Path, sums: list[dict[str, int]], path: Path, place: int, keep: int) -> None:
+    torch.save(rest, beside / META)
+    whole = {name: value for of_rank in sums for name, value in of_rank.items()}
+    whole |= {name: checksum(beside / name) for name in (META, ".metadata")}
+    (beside / CHECKSUMS).write_text(json.dumps(whole))
+    put(beside, path, place, keep)
+
+
+def _attempt(action: Callable[[], None]) -> Exception | None:
+    try:
+        action()
+    except (OSError, RuntimeError) as error:
+        if not is_of_disk(error):
+            raise
+        return error
+    return None
+
+
+def _first(error: Exception | None) -> Exception | None:
+    """The error of rank 0, on all ranks."""
+    told: list[Any] = [None if error is None else OSError(getattr(error, "errno", None), str(error))]
+    torch.distributed.broadcast_object_list(told, src=0)
+    first: Exception | None = told[0]
+    return first
 
 
 def load_sharded(path: Path, like: Mapping[str, Any], weights_only: bool | None = None) -> Checkpoint:
@@ -88,20 +130,19 @@ def consolidate(path: Path) -> None:
     if not is_sharded(path):
         return
     checkpoint = load_sharded(path, like={}, weights_only=True)
-    beside = path.with_name(f"{path.name}.part")
-    _remove(beside)
+    beside = path.with_name(path.name + PART)
+    remove(beside)
     torch.save(checkpoint, beside)
-    _replace(beside, path)
+    put(beside, path)
 
 
 def consolidate_all(trainer: L.Trainer) -> None:
     """Consolidate what the run's checkpoint callbacks have saved; all ranks call this, rank 0 does it."""
     if trainer.is_global_zero:
         for callback in trainer.checkpoint_callbacks:
-            if isinstance(callback, ModelCheckpoint):
-                saved = {callback.best_model_path, callback.last_model_path, *callback.best_k_models}
-                for path in sorted(saved - {""}):
-                    consolidate(Path(path))
+            path = getattr(callback, "best_model_path", "")
+            for saved in sorted(Path(path).parent.glob("*.ckpt")) if path else ():
+                consolidate(saved)
     trainer.strategy.barrier("checkpoints consolidated")
 
 
@@ -194,20 +235,3 @@ def _put_together(tensors: dict[str, Tensor], rest: Checkpoint) -> Checkpoint:
             index, _, name = name.partition(".")
             rest["optimizer_states"][int(owner.removeprefix("optimizer_"))]["state"][int(index)][name] = tensor
     return rest
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _replace(new: Path, path: Path) -> None:
-    """Rename ``new`` to ``path``; either may be a folder, which can't be replaced in one step."""
-    old = path.with_name(f"{path.name}.old")
-    _remove(old)
-    if path.exists():
-        path.rename(old)
-    new.rename(path)
-    _remove(old)

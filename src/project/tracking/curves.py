@@ -38,6 +38,14 @@ class TrainingCurves(Callback):
     def on_train_start(self, *_: Any) -> None:
         self._sums = None
 
+    def rank_state(self) -> dict[str, Any]:
+        """What this rank has summed up since the last point, for a checkpoint."""
+        return {"sums": None if self._sums is None else self._sums.cpu().clone()}
+
+    def load_rank_state(self, state: dict[str, Any]) -> None:
+        """Go on with what ``rank_state`` returned."""
+        self._sums = state["sums"]
+
     # The clock runs from the start of an epoch to its last batch, and stands still in validation
     # and while checkpoints are written.
     def on_train_epoch_start(self, *_: Any) -> None:
@@ -87,7 +95,7 @@ class TrainingCurves(Callback):
             precise = loss.detach() if loss.device.type == "mps" else loss.detach().double()
             weighted = precise * trainer.accumulate_grad_batches * length
             sums = torch.stack([weighted, torch.full_like(weighted, length)])
-            self._sums = sums if self._sums is None else self._sums.add_(sums)
+            self._sums = sums if self._sums is None else self._sums.to(sums).add_(sums)
 
         accumulating = pl_module.automatic_optimization and trainer.fit_loop._should_accumulate()
         if _is_logged(trainer) and not accumulating:

@@ -7,13 +7,18 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+import torch
 from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from torch import Tensor
 from torch.utils.tensorboard.summary import custom_scalars, text
 
+from project.tracking import charts
 from project.tracking.diagnosis import Diagnosis
-from project.tracking.windows import Window
+from project.tracking.figures import BusyHistory, as_value, bars, heat_map
+from project.tracking.windows import Ranks
 
 
 class Dashboard:
@@ -23,46 +28,84 @@ class Dashboard:
 
     Args:
         folder: ``<folder>/all`` and ``<folder>/rank_000`` ... are TensorBoard's runs.
-        max_rank_series: With more ranks, only ``all`` and the ranks that were the latest get curves.
+        max_rank_series: With more ranks, only ``all`` and so many of them get curves: those that are the latest at
+            first, and later also those that are named as stragglers.
+        num_replicas: Of the model; ranks that share one compute the same samples.
         flush_s: How long a record may wait to be seen.
     """
 
-    def __init__(self, folder: Path, max_rank_series: int = 16, flush_s: int = 10) -> None:
+    def __init__(self, folder: Path, max_rank_series: int = 16, num_replicas: int = 1, flush_s: int = 10) -> None:
         self.folder = folder
         self.max_rank_series = max_rank_series
+        self.num_replicas = num_replicas
         self.flush_s = flush_s
         self._writers: dict[str, EventFileWriter] = {}
-        layout = custom_scalars(LAYOUT)  # type: ignore[no-untyped-call]
+        self._history = BusyHistory()
+        self._shown: list[int] = []
+        layout = custom_scalars(charts.LAYOUT)  # type: ignore[no-untyped-call]
         self._writer("all").add_event(Event(wall_time=time.time(), summary=layout))
 
-    def write(self, step: int, windows: Sequence[Window], run: Mapping[str, float]) -> None:
-        """Write one window: each rank's values, and over all ranks with those of the run (progress, goodput)."""
-        if len(windows) > 1:
-            for rank in self._shown(windows):
-                self._add(f"rank_{rank:03}", step, of_rank(windows[rank]))
-        self._add("all", step, of_all(windows) | dict(run))
+    def write(
+        self,
+        step: int,
+        ranks: Ranks,
+        run: Mapping[str, float],
+        straggler: int | None = None,
+        replicas_ms: Sequence[float] = (),
+    ) -> None:
+        """Write one window: each rank's values, and over all ranks with those of the run (progress, goodput).
 
-    def write_diagnosis(self, step: int, diagnosis: Diagnosis) -> None:
-        """Write the verdict as text."""
-        markdown = "\n".join(f"    {line}" for line in diagnosis.lines())
-        self._writer("all").add_event(
-            Event(wall_time=time.time(), step=step, summary=text("diagnosis", markdown))  # type: ignore[no-untyped-call]
-        )
+        Args:
+            step: Of the optimizer.
+            ranks: The window.
+            run: More values by tag.
+            straggler: A rank whose curves must not be missing.
+            replicas_ms: Of ``dp``, each replica's forward.
+        """
+        curves = charts.of_ranks(ranks)
+        values = charts.of_all(curves, self.num_replicas) | dict(run)
+        histograms = []
+        if len(ranks) > 1:
+            self._history.add(step, curves["speed/busy_ms"])
+            values |= charts.spread(curves)
+            histograms = [_histogram(f"{tag}_of_ranks", curves[tag]) for tag in charts.HISTOGRAMS]
+            self._show(ranks, straggler)
+            rows = torch.stack(list(curves.values()), dim=1)[self._shown].tolist()
+            for rank, row in zip(self._shown, rows, strict=True):
+                self._add(f"rank_{rank:03}", step, dict(zip(curves, row, strict=True)))
+        self._add("all", step, values, histograms)
+        for number, forward_ms in enumerate(replicas_ms):
+            self._add(f"replica_{number:03}", step, {"step_ms/forward": forward_ms})
+
+    def write_page(self, tag: str, step: int, diagnosis: Diagnosis, ranks: Ranks, hosts: Sequence[str] = ()) -> None:
+        """Write a verdict on some windows as text, with a table of the parts of a step."""
+        self._write("all", step, text(tag, summary_page(diagnosis, ranks, hosts)))  # type: ignore[no-untyped-call]
+
+    def write_pictures(self, step: int, ranks: Ranks) -> None:
+        """Draw where the steps of each rank go, and who was busy when."""
+        images = [as_value("ranks/parts", bars(ranks))]
+        if self._history.steps():
+            images.append(as_value("ranks/busy", heat_map(self._history)))
+        self._write("all", step, Summary(value=images))
 
     def close(self) -> None:
         for writer in self._writers.values():
             writer.close()
         self._writers = {}
 
-    def _shown(self, windows: Sequence[Window]) -> list[int]:
-        ranks = range(len(windows))
-        if len(windows) <= self.max_rank_series:
-            return list(ranks)
-        return sorted(ranks, key=lambda rank: -_or_zero(windows[rank].late))[: self.max_rank_series]
+    def _show(self, ranks: Ranks, straggler: int | None) -> None:
+        if not self._shown:
+            number = min(len(ranks), self.max_rank_series)
+            self._shown = ranks["late"].nan_to_num(0.0).topk(number).indices.tolist()
+        if straggler is not None and straggler not in self._shown:
+            self._shown.append(straggler)
 
-    def _add(self, run: str, step: int, values: Mapping[str, float]) -> None:
+    def _add(self, run: str, step: int, values: Mapping[str, float], more: Sequence[Summary.Value] = ()) -> None:
         known = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items() if not math.isnan(value)]
-        self._writer(run).add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=known)))
+        self._write(run, step, Summary(value=[*known, *more]))
+
+    def _write(self, run: str, step: int, summary: Summary) -> None:
+        self._writer(run).add_event(Event(wall_time=time.time(), step=step, summary=summary))
 
     def _writer(self, run: str) -> EventFileWriter:
         if run not in self._writers:
@@ -70,60 +113,26 @@ class Dashboard:
         return self._writers[run]
 
 
-def of_rank(window: Window) -> dict[str, float]:
-    """A rank's values by tag."""
-    parts = window.parts()
-    step = window.step
-    return (
-        {
-            "speed/samples_per_s": window.samples_per_s,
-            "speed/step_ms_p50": window.step_p50,
-            "speed/step_ms_p95": window.step_p95,
-            "speed/step_ms_p99": window.step_p99,
-            "speed/step_ms_max": window.step_max,  # TensorBoard keeps a sample of a curve's points; a spike would go
-            "speed/late_ms": window.late,
-            "machine/memory_GB": window.memory_bytes / 1e9,
-            "machine/device_memory_GB": window.device_bytes / 1e9,
-            "machine/cpu_cores": window.cpu,
-        }
-        | {f"step_ms/{name}": value for name, value in parts.items()}
-        | ({f"step_percent/{name}": 100 * value / step for name, value in parts.items()} if step else {})
-        | {"step_ms/sync_overlapped": window.overlap}
+def summary_page(diagnosis: Diagnosis, ranks: Ranks, hosts: Sequence[str] = ()) -> str:
+    """Markdown: the verdict, and the parts of a step over the ranks."""
+    verdict = "\n".join(f"    {line}" for line in diagnosis.lines())
+    if diagnosis.rank is not None and hosts:
+        verdict += f"\n    rank {diagnosis.rank} runs on {hosts[diagnosis.rank]}"
+    rows = ["| part of a step (ms) | least | median | greatest |", "| --- | --- | --- | --- |"]
+    for name, part in ranks.parts().items():
+        rows.append(f"| {name} | {part.min():.2f} | {part.median():.2f} | {part.max():.2f} |")
+    return "\n".join([verdict, "", *rows])
+
+
+def _histogram(tag: str, values: Tensor) -> Summary.Value:
+    counts, edges = np.histogram(values.numpy(), bins=min(30, len(values)))
+    proto = HistogramProto(
+        min=float(values.min()),
+        max=float(values.max()),
+        num=len(values),
+        sum=float(values.sum()),
+        sum_squares=float(values.square().sum()),
+        bucket_limit=edges[1:].tolist(),
+        bucket=counts.tolist(),
     )
-
-
-def of_all(windows: Sequence[Window]) -> dict[str, float]:
-    """Over all ranks: samples per second are added up, else it is the mean; the longest step is that of any rank."""
-    ranks = [of_rank(window) for window in windows]
-    values = {}
-    for tag in ranks[0]:
-        known = [rank[tag] for rank in ranks if not math.isnan(rank.get(tag, math.nan))]
-        values[tag] = sum(known) / len(known) if known else math.nan
-    values["speed/samples_per_s"] = sum(rank["speed/samples_per_s"] for rank in ranks)
-    values["speed/samples_per_s_and_rank"] = values["speed/samples_per_s"] / len(ranks)
-    for tag in ("speed/step_ms_max", "speed/late_ms"):
-        values[tag] = max(rank[tag] for rank in ranks)
-    return values
-
-
-def _or_zero(value: float) -> float:
-    return 0.0 if math.isnan(value) else value
-
-
-_STEP = ("data", "transfer", "forward", "backward", "sync", "optimizer", "other")
-LAYOUT = {
-    "Ranks": {
-        "samples per second": ["Multiline", ["^speed/samples_per_s$"]],
-        "median step (ms)": ["Multiline", ["^speed/step_ms_p50$"]],
-        "longest step (ms)": ["Multiline", ["^speed/step_ms_max$"]],
-        "late (ms)": ["Multiline", ["^speed/late_ms$"]],
-    },
-    "A step": {
-        "parts (ms)": ["Multiline", [f"^step_ms/{name}$" for name in _STEP]],
-        "parts (percent)": ["Multiline", [f"^step_percent/{name}$" for name in _STEP]],
-    },
-    "Machine": {
-        "memory (GB)": ["Multiline", ["^machine/memory_GB$", "^machine/device_memory_GB$"]],
-        "CPU (cores)": ["Multiline", ["^machine/cpu_cores$"]],
-    },
-}
+    return Summary.Value(tag=tag, histo=proto)

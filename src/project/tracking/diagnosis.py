@@ -1,37 +1,16 @@
-"""What bounds a run, from the windows of all ranks: a verdict with its evidence and what to change. Pure Python."""
+"""What bounds a run, from the windows of all ranks: a verdict with its evidence and what to change. Pure."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from project.tracking.windows import Window
+from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Facts:
-    """What the rules must know of a run besides its times.
-
-    Attributes:
-        num_workers: Of the training loader.
-        batch_size: Global.
-        on_gpu: Whether the ranks compute on GPUs.
-        strategy: Name of its class.
-        precision: As the Trainer has it.
-        compiled: Whether the net is compiled.
-        cores: CPU cores of the host.
-        ranks_per_host: Ranks that share them.
-    """
-
-    num_workers: int = 0
-    batch_size: int = 0
-    on_gpu: bool = False
-    strategy: str = "auto"
-    precision: str = "32-true"
-    compiled: bool = False
-    cores: int = 1
-    ranks_per_host: int = 1
+from project.tracking import remedies
+from project.tracking.lateness import median_of_others
+from project.tracking.remedies import Facts, Remedies
+from project.tracking.windows import Ranks
 
 
 @dataclass(frozen=True)
@@ -43,147 +22,155 @@ class Diagnosis:
         evidence: In numbers, one sentence.
         gain: How many times the throughput could be at most, if what bounds the run vanished.
         remedies: Overrides to type, the one that could gain most first.
+        hint: Where no override helps, or not alone: what to look at.
         rank: The straggler.
         phase: In which the straggler loses its time, where that is known.
+        factor: How many times as long as the others it is busy in a step.
+        is_sure: Whether who is late was measured; else it is concluded from where the others wait.
     """
 
     bound: str
     evidence: str
     gain: float = 1.0
-    remedies: tuple[str, ...] = ()
+    remedies: Remedies = ()
+    hint: str | None = None
     rank: int | None = None
     phase: str | None = None
+    factor: float = 1.0
+    is_sure: bool = True
 
     def lines(self) -> list[str]:
         """For people: what bounds the run, and what to type."""
         gain = f", at most {self.gain:.2f} times as fast without it" if self.gain > 1.005 else ""
-        lines = [f"bound by {self.bound}: {self.evidence}{gain}"]
+        doubt = "" if self.is_sure else " (likely; the times at which ranks met are not known)"
+        lines = [f"bound by {self.bound}: {self.evidence}{gain}{doubt}"]
         lines += [f"  try {remedy}" for remedy in self.remedies]
-        return lines
+        return lines + ([f"  {self.hint}"] if self.hint else [])
 
 
 # Shares of a step from which on a part of it is what to change first. Data over 5 % and communication over 10 % are
 # the limits at which the former PyTorch profiler plugin for TensorBoard gave its advice; the rest were found by trial.
-DATA, TRANSFER, SYNC, OTHER = 0.05, 0.05, 0.10, 0.25
-LATE = 0.20  # a rank that holds the others up by this share of a step is a straggler ...
-APART = 2.0  # ... if it is later than any other by this factor
+LIMITS = {"input": 0.05, "transfer": 0.05, "synchronisation": 0.10, "host": 0.25, "straggler": 0.20}
+APART = 2.0  # a straggler is later than any other by this factor
+BY_OPERATIONS = 0.5  # of forward and backward, from which on their operations, not what they compute, are the cost
 
-UNCOMPILED = ("DataParallelStrategy", "LayerSplitStrategy", "PipelineStrategy")  # they refuse model.compile=true
+LOOK_AT_RANK = "compare rank_*.log and the ranks' curves, and look for another process or a slower device there"
+LOOK_AT_DATASET = "a dataset with __getitems__ is asked for a whole batch at once"
+LOOK_AT_TRANSFER = "what hooks do to a batch on its way to the device could be done in the dataset"
 
 
-def diagnose(windows: Sequence[Window], facts: Facts) -> Diagnosis:
-    """Judge a window of all ranks, in their order.
+def diagnose(ranks: Ranks, facts: Facts) -> Diagnosis:
+    """Judge a window of all ranks.
 
-    A straggler comes first, because its delay shows on the others as waiting, and would be taken for something else.
+    What all ranks lose is the least that any loses: the rest is a straggler's, whose delay shows on others as waiting.
+    Of all that is over its limit, the part that could gain most is the verdict.
     """
-    windows = [window for window in windows if window.steps]
-    if not windows:
+    stepped = ranks["steps"] > 0
+    if not stepped.any():
         return Diagnosis("unknown", "no step was measured")
-    step = sum(window.step for window in windows) / len(windows)
-    shares = _shares(windows, step)
-    straggler = _straggler(windows, step)
-    # Ranks that have much to send come late to each other, now this one and now that.
-    if straggler is not None and straggler.gain > 1 / max(1e-3, 1 - shares.get("sync", 0.0)):
-        return straggler
-    candidates = {
-        "input": shares["data"] / DATA,
-        "transfer": shares["transfer"] / TRANSFER,
-        "synchronisation": shares.get("sync", 0.0) / SYNC,
-        "host": shares["other"] / OTHER,
+    step = float(ranks.step()[stepped].mean())
+    shares = {name: float(part[stepped].min()) / step for name, part in ranks.parts().items()}
+    share_of_operations = _share_of_operations(shares, step, facts)
+    lost = {
+        "input": shares["data"],
+        "transfer": shares["transfer"],
+        "synchronisation": shares.get("sync", 0.0) + shares.get("buffers", 0.0),
+        "host": shares["other"] + share_of_operations,
     }
-    # Of all parts over their limits, the one that could gain most.
-    of = {"input": "data", "transfer": "transfer", "synchronisation": "sync", "host": "other"}
-    over = [name for name, ratio in candidates.items() if ratio > 1]
+    straggler = _straggler(ranks, stepped, step)
+    if straggler is not None:
+        lost["straggler"] = 1 - 1 / straggler.gain
+    over = [name for name, share in lost.items() if share > LIMITS[name]]
     if not over:
-        compute = shares["forward"] + shares["backward"] + shares["optimizer"]
-        evidence = f"{compute:.0%} of a step of {step:.1f} ms is forward, backward and optimizer"
-        return Diagnosis("compute", evidence, 1.0, _faster(facts))
-    bound = max(over, key=lambda name: shares[of[name]])
-    share = shares[of[bound]]
-    what = {
-        "input": "waits for the data loader",
-        "transfer": "moves the batch to the device",
-        "synchronisation": "waits for the gradients of other ranks, none of which is slow",
-        "host": "is spent in the loop, callbacks and logging",
-    }[bound]
-    remedies = {"input": _input, "transfer": _transfer, "synchronisation": _sync, "host": _host}[bound](facts)
-    return Diagnosis(bound, f"{share:.0%} of a step of {step:.1f} ms {what}", 1 / max(1e-3, 1 - share), remedies)
+        computing = sum(shares[name] for name in ("forward", "backward", "optimizer"))
+        evidence = f"{computing:.0%} of a step of {step:.1f} ms is forward, backward and optimizer"
+        return Diagnosis("compute", evidence, 1.0, remedies.against_computing(facts))
+    bound = max(over, key=lost.__getitem__)
+    if bound == "straggler":
+        assert straggler is not None
+        return _with_remedies(straggler, facts)
+    what, advice, hint = _WHAT[bound]
+    evidence = f"{lost[bound]:.0%} of a step of {step:.1f} ms {what}"
+    if bound == "host" and share_of_operations > shares["other"]:
+        evidence = (
+            f"{facts.num_operations} operations a step take {facts.operation_us:.0f} us each, however small they are: "
+            f"{share_of_operations:.0%} of a step of {step:.1f} ms"
+        )
+        return Diagnosis(bound, evidence, _gain(lost[bound]), remedies.against_host(facts, by_operations=True))
+    return Diagnosis(bound, evidence, _gain(lost[bound]), advice(facts), hint)
 
 
-def _shares(windows: Sequence[Window], step: float) -> dict[str, float]:
-    """Each part's share of a step; what all ranks wait for each other is the least of their waits."""
-    of_ranks = [window.parts() for window in windows]
-    shares = {
-        name: sum(parts[name] for parts in of_ranks) / len(of_ranks) / step for name in of_ranks[0] if name != "sync"
-    }
-    waits = [parts["sync"] for parts in of_ranks if "sync" in parts]
-    if waits:
-        shares["sync"] = min(waits) / step
-    return shares
+_WHAT: dict[str, tuple[str, Callable[[Facts], Remedies], str | None]] = {
+    "input": ("waits for the data loader", remedies.against_input, LOOK_AT_DATASET),
+    "transfer": ("moves the batch to the device", remedies.against_transfer, LOOK_AT_TRANSFER),
+    "synchronisation": (
+        "waits for the gradients or buffers of other ranks, none of which is slow",
+        remedies.against_synchronisation,
+        None,
+    ),
+    "host": (
+        "is spent in the loop, callbacks and logging",
+        lambda facts: remedies.against_host(facts, by_operations=False),
+        None,
+    ),
+}
 
 
-def _straggler(windows: Sequence[Window], step: float) -> Diagnosis | None:
-    late = [0.0 if math.isnan(window.late) else window.late for window in windows]
-    if len(windows) < 2:
+def _gain(share: float) -> float:
+    return 1 / max(1e-3, 1 - share)
+
+
+def _share_of_operations(shares: dict[str, float], step: float, facts: Facts) -> float:
+    """The share of a step that its operations take however little they compute, where that is most of them."""
+    computing = shares["forward"] + shares["backward"]
+    share = min(computing, facts.num_operations * facts.operation_us / 1e3 / step)
+    return share if share > BY_OPERATIONS * computing else 0.0
+
+
+def late_ms(ranks: Ranks) -> tuple[Tensor, bool]:
+    """By how much each rank holds the others up in a step, (R,), and whether that was measured.
+
+    Else it is concluded from DDP's own times: the rank for which all others wait does not wait. Without these, from
+    the phases in which no rank waits for another.
+    """
+    if not ranks["late"].isnan().all():
+        return ranks["late"].nan_to_num(0.0), True
+    parts = ranks.parts()
+    if "sync" in parts:
+        return (median_of_others(parts["sync"][:, None])[:, 0] - parts["sync"]).clamp(min=0), False
+    own = (parts["data"] + parts["transfer"])[:, None]
+    return (own - median_of_others(own)).clamp(min=0)[:, 0], False
+
+
+def _straggler(ranks: Ranks, stepped: Tensor, step: float) -> Diagnosis | None:
+    if int(stepped.sum()) < 2:
         return None
-    rank = max(range(len(late)), key=late.__getitem__)
-    others = [value for other, value in enumerate(late) if other != rank]
-    if late[rank] < LATE * step or late[rank] < APART * max(others):
+    late, is_sure = late_ms(ranks)
+    rank = int(late.argmax())
+    latest = float(late[rank])
+    late[rank] = -1.0
+    if latest < LIMITS["straggler"] * step or latest < APART * float(late.max()):
         return None
-    phase = _own_phase(windows, rank, late[rank])
+    phase = _own_phase(ranks, rank, latest)
     where = f" in {phase}" if phase else ""
-    evidence = f"rank {rank} holds the others up by {late[rank]:.1f} ms of a step of {step:.1f} ms{where}"
-    look = "compare rank_*.log and the ranks' curves, and look for another process or a slower device there"
-    remedies = ("data.num_workers=4", look) if phase == "data" else (look,)
-    return Diagnosis("straggler", evidence, 1 / max(1e-3, 1 - late[rank] / step), remedies, rank, phase)
+    evidence = f"rank {rank} holds the others up by {latest:.1f} ms of a step of {step:.1f} ms{where}"
+    busy = ranks.busy()
+    factor = float(busy[rank] / median_of_others(busy[:, None])[rank, 0].clamp(min=1e-6))
+    gain = _gain(latest / step)
+    return Diagnosis("straggler", evidence, gain, (), LOOK_AT_RANK, rank, phase, factor, is_sure)
 
 
-def _own_phase(windows: Sequence[Window], rank: int, late: float) -> str | None:
+def _with_remedies(straggler: Diagnosis, facts: Facts) -> Diagnosis:
+    advice = remedies.against_input(facts) if straggler.phase == "data" else ()
+    return replace(straggler, remedies=advice)
+
+
+def _own_phase(ranks: Ranks, rank: int, late: float) -> str | None:
     """The phase in which a rank takes so much longer than the others; None where it is hidden in what all share."""
-    own = windows[rank].parts()
-    excess = {}
-    for name in own:
-        if name == "sync":
-            continue
-        others = sorted(window.parts()[name] for other, window in enumerate(windows) if other != rank)
-        excess[name] = own[name] - others[len(others) // 2]
+    excess = {
+        name: float(part[rank] - median_of_others(part[:, None])[rank, 0])
+        for name, part in ranks.parts().items()
+        if name not in ("sync", "buffers")
+    }
     phase = max(excess, key=excess.__getitem__)
     return phase if excess[phase] > 0.5 * late else None
-
-
-def _input(facts: Facts) -> tuple[str, ...]:
-    free = max(1, facts.cores // facts.ranks_per_host)
-    workers = 2 * facts.num_workers if facts.num_workers else min(4, max(2, free))
-    advice = [f"data.num_workers={workers}"]
-    if facts.num_workers:
-        advice.append("data.prefetch_factor=4")
-    advice.append("a dataset with __getitems__, which is asked for a whole batch at once")
-    return tuple(advice)
-
-
-def _transfer(facts: Facts) -> tuple[str, ...]:
-    return ("data.pin_memory=true", f"data.num_workers={max(2, facts.num_workers)}")
-
-
-def _sync(facts: Facts) -> tuple[str, ...]:
-    advice = [f"data.batch_size={2 * facts.batch_size}"] if facts.batch_size else []
-    advice.append("trainer.accumulate_grad_batches=4")
-    advice.append(f"trainer/strategy={'ddp_bf16_compress' if facts.on_gpu else 'ddp_powersgd'}")
-    return tuple(advice)
-
-
-def _host(facts: Facts) -> tuple[str, ...]:
-    advice = ["trainer.log_every_n_steps=100"]
-    if facts.batch_size:
-        advice.append(f"data.batch_size={2 * facts.batch_size}")
-    return tuple(advice)
-
-
-def _faster(facts: Facts) -> tuple[str, ...]:
-    advice = []
-    if facts.precision in ("32-true", "32"):
-        advice.append("trainer.precision=bf16-mixed")
-    if not facts.compiled and facts.strategy not in UNCOMPILED:
-        advice.append("model.compile=true")
-    advice.append("more devices: trainer.devices=N")
-    return tuple(advice)

@@ -9,7 +9,7 @@ def select_hparams(config: dict[str, Any], overrides: list[str]) -> dict[str, Pl
     """The values that ``config["hparams"]`` names, and all that were overridden, as ``{dotted key: value}``.
 
     A class stands as its last name, None as the word none, a list as its text, and a typed group of several
-    classes (``callbacks=early_stopping``) as the choice.
+    classes (``callbacks=early_stopping``) as the choice. A job of a sweep shows what the sweep varies, and no more.
     """
     choices = {}
     for override in overrides:
@@ -17,11 +17,13 @@ def select_hparams(config: dict[str, Any], overrides: list[str]) -> dict[str, Pl
         if not key.startswith(("paths.", "hydra.")):
             choices[key.replace("/", ".")] = choice
     selected: dict[str, Plain] = {}
-    for key in [*config["hparams"], *choices]:
+    job = (config.get("sweep") or {}).get("job") or {}
+    varied = [key.lstrip("+").replace("/", ".") for key in job.get("varied", [])]
+    for key in varied or [*config["hparams"], *choices]:
         node: Any = config
         for part in key.split("."):
             node = node.get(part, _ABSENT) if isinstance(node, dict) else _ABSENT
-        if isinstance(node, dict) and "_target_" not in node and key in choices:
+        if isinstance(node, dict) and key in choices and (varied or "_target_" not in node):
             selected[key] = choices[key]
         elif node is not _ABSENT:
             selected |= _flatten(node, key)

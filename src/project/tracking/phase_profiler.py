@@ -7,16 +7,18 @@ from typing import Any
 
 from lightning.pytorch.profilers import Profiler
 
+from project.tracking.arrivals import Marks
 from project.tracking.device_clock import DeviceClock
 from project.tracking.phases import PhaseClock
 
 ACTIONS = (
-    # Owner and end of the names that Lightning gives; between them stands a class of the user's.
-    ("[_TrainingEpochLoop]", ".train_dataloader_next", "data"),
+    # Begin and end of the names that Lightning gives; between them stands a class of the user's, or of ours.
+    ("[", ".train_dataloader_next", "data"),
     ("[Strategy]", ".batch_to_device", "transfer"),
     ("[Strategy]", ".training_step", "forward"),
     ("[Strategy]", ".backward", "backward"),
     ("[LightningModule]", ".optimizer_step", "optimizer"),
+    ("optimizer_step", "", "optimizer"),  # by manual optimization, whose backward the tracker's hooks mark
 )
 
 
@@ -26,16 +28,23 @@ class PhaseProfiler(Profiler):
     Args:
         inner: That profiler.
         clock: Of the host.
+        marks: Of the wall clock.
         device_clock: Of the device, where it works on its own time.
         on_step: Called where a step ends and the next starts.
     """
 
     def __init__(
-        self, inner: Profiler, clock: PhaseClock, device_clock: DeviceClock | None, on_step: Callable[[], None]
+        self,
+        inner: Profiler,
+        clock: PhaseClock,
+        marks: Marks,
+        device_clock: DeviceClock | None,
+        on_step: Callable[[], None],
     ) -> None:
         super().__init__()
         self.inner = inner
         self.clock = clock
+        self.marks = marks
         self.device_clock = device_clock
         self.on_step = on_step
         self._phases: dict[str, str | None] = {}
@@ -44,20 +53,43 @@ class PhaseProfiler(Profiler):
         phase = self._phase_of(action_name)
         if phase is not None:
             if phase == "data":
+                self.marks.resume()
+                if self.device_clock is not None:
+                    self.device_clock.start_step()
                 self.clock.start_step()
                 self.on_step()
-            elif self.device_clock is not None:
-                self.device_clock.enter(phase)
-            self.clock.enter(phase)
+            self.enter(phase)
         self.inner.start(action_name)
 
     def stop(self, action_name: str) -> None:
         self.inner.stop(action_name)
         phase = self._phase_of(action_name)
         if phase is not None:
-            self.clock.leave()
-            if phase != "data" and self.device_clock is not None:
-                self.device_clock.leave()
+            self.leave(phase)
+
+    def enter(self, phase: str) -> None:
+        self.clock.enter(phase)
+        if self.clock.phase == "idle":
+            return
+        if phase == "backward":
+            self.marks.begin_backward()
+        if self.device_clock is not None and phase != "data":
+            self.device_clock.enter(phase)
+
+    def leave(self, phase: str) -> None:
+        is_idle = self.clock.phase == "idle"
+        self.clock.leave()
+        if is_idle:
+            return
+        if phase == "backward":
+            self.marks.end_backward()
+        if self.device_clock is not None and phase != "data":
+            self.device_clock.leave()
+
+    def pause(self) -> None:
+        """What follows is no training, until the next step."""
+        self.clock.pause()
+        self.marks.pause()
 
     def _phase_of(self, action_name: str) -> str | None:
         if action_name not in self._phases:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-# In the order of a step. "other" is what no phase claims: the loop itself, callbacks, logging.
-PHASES = ("data", "transfer", "forward", "backward", "optimizer", "other")
+# In the order of a step. "buffers" is DDP's broadcast of buffers, which begins forward where there is batch norm;
+# "other" is what no phase claims: the loop itself, callbacks, logging.
+PHASES = ("data", "transfer", "buffers", "forward", "backward", "optimizer", "other")
 
 
 class PhaseClock:

@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 import math
-import os
+import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import psutil
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.utilities import rank_zero_warn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
-from project.tracking.arrivals import KEPT, OWN_GROUP, arrivals
+from project.tracking.arrivals import OWN_GROUP, Arrivals, Marks, arrivals
 from project.tracking.curves import batch_length
 from project.tracking.dashboard import Dashboard
+from project.tracking.ddp_times import DDPTimes, TimedBuffers
 from project.tracking.device_clock import DeviceClock, on_device
-from project.tracking.diagnosis import Diagnosis, Facts, diagnose
+from project.tracking.diagnosis import Diagnosis
+from project.tracking.facts import facts_of, num_model_replicas
+from project.tracking.machine import Machine, peak_flops_per_s
+from project.tracking.operations import count_operations, operation_cost_us
+from project.tracking.overview import Overview
 from project.tracking.phase_profiler import PhaseProfiler
 from project.tracking.phases import PhaseClock
-from project.tracking.windows import NUM_FIELDS, Window, lateness, merge, summarize_steps
+from project.tracking.progress import Progress
+from project.tracking.replicas import Replicas
+from project.tracking.windows import NUM_FIELDS, Ranks, Window, summarize_steps
 
 READ_EVERY = {"cpu": 4, "cuda": 20}  # steps; DDP's own times wait for the device where they are read on CUDA
-PERSISTS = 5  # windows in a row until a straggler or a starving input is warned of
-FEWEST_STEPS = 5  # after the first, to be judged
-WARNED_OF = ("straggler", "input")
+PICTURES_EVERY_S = 300.0  # while training stands still anyway
 
 
 class Tracker(Callback):
@@ -40,9 +46,13 @@ class Tracker(Callback):
     Between two windows a rank talks to no other. A window is as many steps as take ``interval_s`` on the slowest
     rank, the same number on all: they agree on it from what they gathered for the last one.
 
+    A model that has ``tokens_in(batch) -> int`` has its tokens counted, and one with ``flops_per_sample`` its FLOPs;
+    else a step of N parameters is taken for 6 N FLOPs a token, without attention (https://arxiv.org/abs/2204.02311,
+    appendix B).
+
     Args:
         interval_s: Between two windows.
-        max_rank_series: With more ranks, only the latest get curves of their own.
+        max_rank_series: With more ranks, only so many of them get curves of their own.
 
     Raises:
         ValueError: an argument is not above 0.
@@ -56,212 +66,244 @@ class Tracker(Callback):
             raise ValueError(f"max_rank_series={max_rank_series} must be above 0: {advice}")
         self.interval_s = interval_s
         self.max_rank_series = max_rank_series
-        self.windows: list[list[Window]] = []  # of all ranks, one list a window
-        self.diagnosis: Diagnosis | None = None  # of the whole training
+        self.diagnosis: Diagnosis | None = None  # of the whole training, on rank 0
         self.clock = PhaseClock()
-        self._is_warm = False
-        self._window_since_ns = 0
-        self._samples = 0
-        self._persisting = 0
-        self._validations_s: list[float] = []
+        self._profiler: PhaseProfiler | None = None
+        self._overview: Overview | None = None  # on rank 0
+        self._buffers: TimedBuffers | None = None
 
     # The clocks run between the hooks of Lightning's profiler; here they are set up and stopped.
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
+        self._restore(trainer)
         on_cuda = trainer.strategy.root_device.type == "cuda"
+        self.clock, self._marks = PhaseClock(), Marks()
         self._device_clock = DeviceClock() if on_cuda else None
         inner: Profiler = trainer.profiler  # type: ignore[attr-defined]
-        profiler = PhaseProfiler(inner, self.clock, self._device_clock, self._on_step)
-        trainer.profiler = profiler  # type: ignore[attr-defined]
+        self._profiler = PhaseProfiler(inner, self.clock, self._marks, self._device_clock, self._on_step)
+        trainer.profiler = self._profiler  # type: ignore[attr-defined]
+        self._replicas = Replicas()
+        if getattr(trainer.strategy, "observe_replica", self) is None:  # of dp, and free
+            trainer.strategy.observe_replica = self._replicas.observe  # type: ignore[attr-defined]
         self._trainer = trainer
+        self._is_warm = False
+        self._samples, self._tokens, self._batches = 0, 0.0, 0
+        self._validations_s: list[float] = []
+        self._overview = self.diagnosis = None
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """The whole training as one window, on rank 0."""
+        return None if self._overview is None else self._overview.ranks
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._restore(trainer)
+
+    def _restore(self, trainer: L.Trainer) -> None:
+        """Leave the Trainer as it was: also after an error, and before another training."""
         profiler = trainer.profiler  # type: ignore[attr-defined]
         if isinstance(profiler, PhaseProfiler):
             trainer.profiler = profiler.inner  # type: ignore[attr-defined]
+        if self._profiler is not None and getattr(trainer.strategy, "observe_replica", None) == self._replicas.observe:
+            trainer.strategy.observe_replica = None  # type: ignore[attr-defined]
+        if self._buffers is not None:
+            self._buffers.remove()
+        if self._overview is not None and self._overview.dashboard is not None:
+            self._overview.dashboard.close()
+            self._overview.dashboard = None
+        self._profiler = self._buffers = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._world_size = trainer.world_size
+        device = trainer.strategy.root_device
+        world_size = trainer.world_size
         # A group of its own: its waiting is in nobody's way, and its collectives are not among those looked at.
-        self._group = dist.new_group(backend="gloo", group_desc=OWN_GROUP) if self._world_size > 1 else None
-        self._window_ends_after = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        self._process = psutil.Process()
-        self._cpu_s, self._cpu_at = _cpu_seconds(self._process), time.perf_counter()
-        self._sync: list[tuple[float, float]] = []
-        self._last_iteration = -1
-        self._batches = 0
-        self._started_at = time.perf_counter()
+        self._group = dist.new_group(backend="gloo", group_desc=OWN_GROUP) if world_size > 1 else None
+        hosts = [socket.gethostname()] * world_size
+        if self._group is not None:
+            dist.all_gather_object(hosts, hosts[0], group=self._group)
+        self._fewest = max(1, trainer.log_every_n_steps)  # type: ignore[attr-defined]
+        self._window_ends_after = self._fewest
+        self._machine = Machine(device, rank_zero_warn)
+        self._ddp = DDPTimes(trainer.strategy.model, READ_EVERY[_kind(trainer)])
+        self._buffers = TimedBuffers(trainer.strategy.model, self._phase)
+        self._started_at = self._pictures_at = time.perf_counter()
         self._trained_s = 0.0
-        self._facts = _facts(trainer, pl_module)
+        self._steps_before = trainer.global_step
+        self._facts = facts_of(trainer, pl_module)
+        self._num_replicas = num_model_replicas(trainer)
+        self._peak = peak_flops_per_s(device) * trainer.num_devices * trainer.num_nodes
+        self._operations_pending = not self._facts.on_gpu  # there the host only queues them
         folders = [logger.log_dir for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-        shows = folders and trainer.is_global_zero
-        self._dashboard = Dashboard(Path(folders[0]), self.max_rank_series) if shows else None
-        model = trainer.strategy.model
-        if isinstance(model, DistributedDataParallel) and hasattr(model, "_set_ddp_runtime_logging_sample_rate"):
-            model._set_ddp_runtime_logging_sample_rate(READ_EVERY[_kind(trainer)])  # type: ignore[no-untyped-call]
+        if trainer.is_global_zero:
+            shows = Dashboard(Path(folders[0]), self.max_rank_series, self._num_replicas) if folders else None
+            self._overview = Overview(rank_zero_warn, shows, hosts)
 
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        profiler = self._profiler
+        if profiler is None:
+            yield
+            return
+        profiler.enter(name)
+        try:
+            yield
+        finally:
+            profiler.leave(name)
+
+    # What follows these is no training until the next step.
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.clock.pause()
+        self._pause()
         self._validation_started_at = time.perf_counter()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not trainer.sanity_checking:
-            self._validations_s.append(time.perf_counter() - self._validation_started_at)
+        if trainer.sanity_checking or self._profiler is None:
+            return
+        self._validations_s.append(time.perf_counter() - self._validation_started_at)
+        if time.perf_counter() - self._pictures_at > PICTURES_EVERY_S:
+            self._judge()
 
     def on_save_checkpoint(self, *_: Any) -> None:
-        self.clock.pause()
+        self._pause()
 
     def on_train_epoch_end(self, *_: Any) -> None:
-        self.clock.pause()
+        self._pause()
+
+    def _pause(self) -> None:
+        if self._profiler is not None:
+            self._profiler.pause()
+
+    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
+        if self._profiler is None:
+            return
+        if self._is_warm and self._operations_pending:
+            self._operations_pending = False
+            self._facts = replace(self._facts, num_operations=count_operations(loss), operation_us=operation_cost_us())
+        if not pl_module.automatic_optimization:  # else Lightning marks it
+            self._profiler.enter("backward")
+
+    def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._profiler is not None and not pl_module.automatic_optimization:
+            self._profiler.leave("backward")
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._samples += batch_length(batch)
+        tokens_in = getattr(pl_module, "tokens_in", None)
+        self._tokens += math.nan if tokens_in is None else tokens_in(batch)
         self._batches += 1
         if self._batches % READ_EVERY[_kind(trainer)] == 0:
-            self._read_ddp(trainer)
+            self._ddp.read()
 
     def _on_step(self) -> None:
         """Between two steps; what happens here is part of the next step's other."""
         if not self._is_warm and self.clock.steps:
-            self.clock.take()  # the first step warms up, and takes many times as long as any other
-            self._samples, self._is_warm = 0, True
-            self._window_since_ns = time.time_ns()
+            self._begin()  # the first step warms up, and takes many times as long as any other
         elif len(self.clock.steps) >= self._window_ends_after:
             self._end_window()
 
+    def _begin(self) -> None:
+        self._is_warm = True
+        self.clock.take()
+        if self._device_clock is not None:
+            self._device_clock.drop()
+        self._ddp.take(1.0)
+        self._replicas.take(1)
+        self._samples, self._tokens = 0, 0.0
+        self._steps_before = self._trainer.global_step
+        self._marks.begin_window()
+
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.clock.pause()
+        self._pause()
         self.clock.start_step()  # ends the last
         self.clock.pause()
         # How many steps are left over is the same on all ranks, so all come here or none.
         if self._is_warm and self.clock.steps:
+            if self._device_clock is not None:
+                torch.cuda.synchronize()  # once, so that the last steps are told
             self._end_window()
-        merged = [merge(of_rank) for of_rank in zip(*self.windows, strict=True)]
-        if merged and merged[0].steps >= FEWEST_STEPS:
-            self.diagnosis = diagnose(merged, self._facts)
-            if self._dashboard is not None:
-                self._dashboard.write_diagnosis(trainer.global_step, self.diagnosis)
-        if self._dashboard is not None:
-            self._dashboard.close()
+        self._judge()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        dashboard = getattr(self, "_dashboard", None)
-        if dashboard is not None:
-            dashboard.close()
+        if self._profiler is not None:
+            with suppress(Exception):  # the error that ended the training is the one to be told
+                self._judge()
+        with suppress(Exception):
+            self._restore(trainer)
 
     def _end_window(self) -> None:
+        window, came = self._own_window(), self._arrivals()
+        # float64 holds today's seconds to a fifth of a microsecond.
+        own = torch.tensor([*window.packed(), *came.packed()], dtype=torch.float64)
+        rows = own[None]
+        if self._group is not None:
+            rows = torch.empty(self._trainer.world_size, len(own), dtype=torch.float64)
+            dist.all_gather(list(rows), own, group=self._group)
+        self._marks.begin_window()
+        ranks = Ranks(rows[:, :NUM_FIELDS])
+        slowest_s = float((ranks["wall_s"] / ranks["steps"].clamp(min=1)).max())
+        self._window_ends_after = max(self._fewest, math.ceil(self.interval_s / max(1e-6, slowest_s)))
+        if self._overview is not None:
+            self._overview.add(self._step(), rows, came, self._facts, self._of_run, self._replicas_ms)
+
+    def _own_window(self) -> Window:
         totals, steps = self.clock.take()
         if self._device_clock is not None:
             totals = on_device(totals, self._device_clock.take())
         window = summarize_steps(totals, steps, self._samples)
-        self._samples = 0
+        optimizer_steps = self._trainer.global_step - self._steps_before
+        sync, overlap = self._ddp.take(optimizer_steps / max(1, len(steps)))
+        window = replace(window, sync=sync, overlap=overlap, tokens=self._tokens, **self._machine.read())
+        self._replicas_ms = self._replicas.take(len(steps))
+        self._samples, self._tokens = 0, 0.0
+        self._steps_before = self._trainer.global_step
         self._trained_s += window.wall_s
-        now, cpu_s = time.perf_counter(), _cpu_seconds(self._process)
-        known = self._sync or [(math.nan, math.nan)]
-        sync, overlap = (sum(values) / len(known) for values in zip(*known, strict=True))
-        self._sync = []
-        on_cuda = self._device_clock is not None
-        window = replace(
-            window,
-            sync=sync,
-            overlap=overlap,
-            memory_bytes=self._process.memory_info().rss,
-            device_bytes=torch.cuda.max_memory_allocated() if on_cuda else math.nan,
-            cpu=(cpu_s - self._cpu_s) / max(1e-9, now - self._cpu_at),
-        )
-        self._cpu_s, self._cpu_at = cpu_s, now
-        windows = self._gather(window)
-        self._window_since_ns = time.time_ns()
-        self.windows.append(windows)
-        slowest_s = max(w.wall_s / max(1.0, w.steps) for w in windows)
-        fewest = self._trainer.log_every_n_steps  # type: ignore[attr-defined]
-        self._window_ends_after = max(fewest, math.ceil(self.interval_s / max(1e-6, slowest_s)))
-        if self._dashboard is not None:
-            self._dashboard.write(self._trainer.global_step, windows, self._progress(windows))
-        self._warn(windows)
+        return window
 
-    def _gather(self, window: Window) -> list[Window]:
-        """The window of every rank, with how late each rank was."""
-        if self._group is None:
-            return [window]
-        # float64 holds today's seconds to a fifth of a microsecond.
-        own = torch.tensor([*window.packed(), *self._arrivals()], dtype=torch.float64)
-        rows = torch.empty(self._world_size, len(own), dtype=torch.float64)
-        dist.all_gather(list(rows), own, group=self._group)
-        windows = [Window.unpacked(row[:NUM_FIELDS]) for row in rows.tolist()]
-        came = rows[:, NUM_FIELDS:]
-        if not (came[:, 0] == came[0, 0]).all():  # nor is NaN
-            return windows
-        known = ~came[0].isnan()
-        late = lateness(came[:, known][:, 1:].tolist())
-        return [replace(w, late=share * w.step) for w, share in zip(windows, late, strict=True)]
-
-    def _arrivals(self) -> list[float]:
+    def _arrivals(self) -> Arrivals:
         several_hosts = self._trainer.num_nodes > 1  # whose clocks differ
-        return [math.nan] * (KEPT + 1) if several_hosts else arrivals(self._window_since_ns)
+        return Arrivals() if several_hosts or self._group is None else arrivals(self._marks)
 
-    def _read_ddp(self, trainer: L.Trainer) -> None:
-        """How long DDP's communication took in a step, and how much of it was hidden behind the backward pass."""
-        model = trainer.strategy.model
-        if not isinstance(model, DistributedDataParallel) or not hasattr(model, "_get_ddp_logging_data"):
-            return
-        data = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-        iteration = data.get("iteration", -1)
-        if iteration == self._last_iteration or "backward_comm_time" not in data:
-            return
-        self._last_iteration = iteration
-        overlap = data["backward_compute_comm_overlap_time"] / 1e6
-        self._sync.append((max(0.0, data["backward_comm_time"] / 1e6 - overlap), overlap))
+    def _step(self) -> int:
+        """As Lightning's loggers count: also with several optimizers one a batch."""
+        return int(self._trainer.fit_loop.epoch_loop._batches_that_stepped)
 
-    def _progress(self, windows: list[Window]) -> dict[str, float]:
+    def _judge(self) -> None:
+        """Judge the training until now, on rank 0."""
+        self._pictures_at = time.perf_counter()
+        if self._overview is not None:
+            self.diagnosis = self._overview.judge(self._step(), self._facts)
+
+    def _of_run(self, ranks: Ranks) -> dict[str, float]:
+        """Progress, goodput, and how much of the devices' peak is used."""
         trainer = self._trainer
+        loop = trainer.fit_loop
+        epochs = loop.max_epochs if loop.max_epochs is not None and loop.max_epochs >= 0 else math.inf
+        progress = Progress(
+            batches=loop.epoch_loop.batch_progress.total.ready,
+            steps=trainer.global_step,
+            max_batches=epochs * trainer.num_training_batches,
+            max_steps=trainer.max_steps if trainer.max_steps >= 0 else math.inf,
+        )
+        batch_s = float(ranks["wall_s"].sum() / ranks["steps"].sum().clamp(min=1))
         wall_s = time.perf_counter() - self._started_at
-        values = {"progress/goodput_percent": 100 * self._trained_s / wall_s}
-        total = trainer.estimated_stepping_batches
-        if math.isfinite(total) and total > 0:
-            left = max(0.0, total - trainer.global_step) * trainer.accumulate_grad_batches
-            values["progress/percent"] = 100 * min(1.0, trainer.global_step / total)
-            step_s = sum(w.wall_s for w in windows) / max(1.0, sum(w.steps for w in windows))
-            # Validations to come take as long as those before; the first, which warms up, is left out.
-            known = self._validations_s[1:] or self._validations_s
-            validation_s = sum(known) / len(known) if known else 0.0
-            per_batch = len(self._validations_s) / max(1, self._batches)
-            values["progress/remaining_s"] = left * (step_s + per_batch * validation_s)
-        return values
+        return {
+            "progress/goodput_percent": 100 * self._trained_s / wall_s,
+            "progress/percent": 100 * progress.share(),
+            "progress/remaining_s": progress.remaining_s(batch_s, self._validations_s, self._batches),
+            "speed/mfu_percent": 100 * self._flops_per_s(ranks) / self._peak,
+        }
 
-    def _warn(self, windows: list[Window]) -> None:
-        """Say it once, during the run, where a straggler or a starving input persists."""
-        if self._persisting < 0:
-            return
-        diagnosis = diagnose(windows, self._facts)
-        self._persisting = self._persisting + 1 if diagnosis.bound in WARNED_OF else 0
-        if self._persisting == PERSISTS:
-            self._persisting = -1
-            rank_zero_warn("\n".join(diagnosis.lines()))
+    def _flops_per_s(self, ranks: Ranks) -> float:
+        module = self._trainer.lightning_module
+        share = self._num_replicas / len(ranks)  # ranks that share a model compute the same samples
+        per_sample = getattr(module, "flops_per_sample", None)
+        if per_sample is not None:
+            return float(per_sample) * share * float((ranks["samples"] / ranks["wall_s"]).sum())
+        parameters = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+        return 6 * parameters * share * float((ranks["tokens"] / ranks["wall_s"]).sum())
 
 
 def _kind(trainer: L.Trainer) -> str:
     return "cuda" if trainer.strategy.root_device.type == "cuda" else "cpu"
-
-
-def _cpu_seconds(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
-def _facts(trainer: L.Trainer, module: L.LightningModule) -> Facts:
-    loader = trainer.train_dataloader
-    size = getattr(getattr(loader, "sampler", None), "global_batch_size", 0)
-    return Facts(
-        num_workers=getattr(loader, "num_workers", 0),
-        batch_size=size,
-        on_gpu=_kind(trainer) == "cuda",
-        strategy=type(trainer.strategy).__name__,
-        precision=str(trainer.precision),
-        compiled=any(part._compiled_call_impl is not None for part in module.modules()),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        ranks_per_host=max(1, trainer.num_devices),
-    )

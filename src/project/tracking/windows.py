@@ -1,18 +1,20 @@
-"""What a rank has to tell of a window of steps, as one row of numbers. Pure: knows no Lightning."""
+"""What ranks have to tell of a window of steps: a row of numbers each. Pure: knows no Lightning."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
-from itertools import pairwise
+
+import torch
+from torch import Tensor
 
 from project.tracking.phases import PHASES
 
 NAN = math.nan  # not known
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Window:
     """Some consecutive training steps of one rank. Times are per step, in milliseconds; NaN is not known.
 
@@ -26,20 +28,23 @@ class Window:
         overlap: Communication of gradients behind which it computed.
         step_p50: Median of the steps, and so on to the longest.
         late: By how much this rank holds the others up.
-        memory_bytes: Resident memory of the process, without its workers.
-        device_bytes: Peak of what was allocated on the device.
+        tokens: That this rank computed, where the model says how many.
+        memory_bytes: Resident memory of the process, without its workers; the peak is since its start.
+        device_bytes: What is allocated on the device; the peak is since its start.
         cpu: Cores' worth of CPU time of the process per second.
+        gpu_percent: Share of the time in which the GPU worked.
     """
 
     steps: float
     samples: float
     wall_s: float
-    data: float
-    transfer: float
-    forward: float
-    backward: float
-    optimizer: float
-    other: float
+    data: float = 0.0
+    transfer: float = 0.0
+    buffers: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    optimizer: float = 0.0
+    other: float = 0.0
     sync: float = NAN
     overlap: float = NAN
     step_p50: float = NAN
@@ -47,56 +52,121 @@ class Window:
     step_p99: float = NAN
     step_max: float = NAN
     late: float = NAN
+    tokens: float = NAN
     memory_bytes: float = NAN
+    memory_peak_bytes: float = NAN
     device_bytes: float = NAN
+    device_peak_bytes: float = NAN
     cpu: float = NAN
-
-    @property
-    def step(self) -> float:
-        """Mean wall time of a step, in milliseconds: the sum of its phases."""
-        return sum(self.parts().values())
-
-    @property
-    def samples_per_s(self) -> float:
-        return self.samples / self.wall_s if self.wall_s else NAN
-
-    def parts(self) -> dict[str, float]:
-        """The phases, with what is known of backward's waiting as a phase of its own; they sum to the step."""
-        parts = {name: float(getattr(self, name)) for name in PHASES}
-        if not math.isnan(self.sync):
-            parts["sync"] = min(self.sync, parts["backward"])
-            parts["backward"] -= parts["sync"]
-        return parts
+    gpu_percent: float = NAN
+    gpu_celsius: float = NAN
+    gpu_watts: float = NAN
 
     def packed(self) -> tuple[float, ...]:
-        """All fields in their order, for one tensor."""
+        """All fields in their order, for one row of a tensor."""
         return astuple(self)
 
+
+FIELDS = tuple(field.name for field in fields(Window))
+NUM_FIELDS = len(FIELDS)
+SUMS = ("steps", "samples", "wall_s", "tokens")
+MAXIMA = ("step_max", "memory_peak_bytes", "device_peak_bytes")
+LAST = ("memory_bytes", "device_bytes")
+
+
+class Ranks:
+    """A window of all ranks.
+
+    Args:
+        rows: A `Window` each, packed, in the order of the ranks; (R, NUM_FIELDS) float64. It is kept.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
     @classmethod
-    def unpacked(cls, numbers: Sequence[float]) -> Window:
-        return cls(*numbers)
+    def of(cls, windows: Sequence[Window]) -> Ranks:
+        rows = [window.packed() for window in windows]
+        return cls(torch.tensor(rows, dtype=torch.float64).reshape(len(rows), NUM_FIELDS))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """One field of all ranks, (R,); a view."""
+        return self.rows[:, FIELDS.index(name)]
+
+    def with_columns(self, columns: Mapping[str, Tensor]) -> Ranks:
+        """The same with other values of some fields, (R,) each."""
+        rows = self.rows.clone()
+        for name, values in columns.items():
+            rows[:, FIELDS.index(name)] = values
+        return Ranks(rows)
+
+    def of_rank(self, rank: int) -> Window:
+        return Window(**dict(zip(FIELDS, self.rows[rank].tolist(), strict=True)))
+
+    def parts(self) -> dict[str, Tensor]:
+        """The phases, with what is known of backward's waiting as one of its own, (R,) each; they sum to the step.
+
+        Without those of `buffers` where no rank has any.
+        """
+        parts = {name: self[name] for name in PHASES}
+        if not (parts["buffers"] > 0).any():
+            del parts["buffers"]
+        if not self["sync"].isnan().all():
+            parts["sync"] = torch.minimum(self["sync"].nan_to_num(0.0), parts["backward"])
+            parts["backward"] = parts["backward"] - parts["sync"]
+        return parts
+
+    def step(self) -> Tensor:
+        """Mean wall time of a step, in milliseconds, (R,): the sum of its phases."""
+        return self.rows[:, _PHASES].sum(dim=1)
+
+    def waits(self) -> Tensor:
+        """How long each rank waits for later ones in a step, in milliseconds, (R,).
+
+        What all spend in communication is its transfer, the rest is waiting; where that is not known, as under FSDP,
+        the latest rank is waited for by the others.
+        """
+        parts = self.parts()
+        shared = [parts[name] for name in ("sync", "buffers") if name in parts]
+        stepped = self["steps"] > 0
+        if not stepped.any():
+            return torch.zeros(len(self), dtype=torch.float64)
+        if shared:
+            return torch.stack([(part - part[stepped].min()).clamp(min=0) for part in shared]).sum(dim=0)
+        late = self["late"].nan_to_num(0.0)
+        return late.max() - late
+
+    def busy(self) -> Tensor:
+        """The rest of a step, (R,)."""
+        return self.step() - self.waits()
+
+    def merged(self, later: Ranks) -> Ranks:
+        """This window and a later one as one: means weighted by steps, the longest step of both, the last memory."""
+        mine, steps = self["steps"][:, None], later["steps"][:, None]
+        share = torch.where(mine + steps > 0, steps / (mine + steps).clamp(min=1), 0.0)
+        rows = self.rows + share * (later.rows - self.rows)
+        rows = torch.where(self.rows.isnan(), later.rows, torch.where(later.rows.isnan(), self.rows, rows))
+        # A rank without steps has no times.
+        rows = torch.where(mine == 0, later.rows, torch.where(steps == 0, self.rows, rows))
+        result = Ranks(rows)
+        for name in SUMS:
+            result[name].copy_(_nan_plus(self[name], later[name]))
+        for name in MAXIMA:
+            result[name].copy_(torch.fmax(self[name], later[name]))
+        for name in LAST:
+            result[name].copy_(later[name])
+        return result
 
 
-NUM_FIELDS = len(fields(Window))
+_PHASES = [FIELDS.index(name) for name in PHASES]
 
 
-def merge(windows: Sequence[Window]) -> Window:
-    """One window of several of one rank: means weighted by steps, the longest step of all, the last memory."""
-    windows = [window for window in windows if window.steps]
-    if not windows:
-        return Window(*[0.0] * NUM_FIELDS)
-
-    def mean(name: str) -> float:
-        known = [(getattr(w, name), w.steps) for w in windows if not math.isnan(getattr(w, name))]
-        return sum(value * steps for value, steps in known) / sum(steps for _, steps in known) if known else NAN
-
-    values = {field.name: mean(field.name) for field in fields(Window)}
-    for name in ("steps", "samples", "wall_s"):
-        values[name] = sum(getattr(window, name) for window in windows)
-    values["step_max"] = max(window.step_max for window in windows)
-    for name in ("memory_bytes", "device_bytes"):
-        values[name] = getattr(windows[-1], name)
-    return Window(**values)
+def _nan_plus(mine: Tensor, more: Tensor) -> Tensor:
+    both_unknown = mine.isnan() & more.isnan()
+    return torch.where(both_unknown, NAN, mine.nan_to_num(0.0) + more.nan_to_num(0.0))
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -118,32 +188,3 @@ def summarize_steps(totals_ns: dict[str, int], steps_ns: Sequence[int], samples:
         step_p99=percentile(ordered, 0.99),
         step_max=ordered[-1] if ordered else NAN,
     )
-
-
-def lateness(arrivals_s: Sequence[Sequence[float]]) -> list[float]:
-    """The share of the time by which each rank holds the others up, from the times at which all came to collectives.
-
-    A rank lags by its distance to the median of the others. Where all wait for each other its lag is gone
-    afterwards, and where they only leave work behind, as DDP's buckets, it stays for some collectives; so what counts
-    is by how much the lag grows from one to the next. Noise makes all lags grow now and then: that of the others is
-    taken off.
-
-    Args:
-        arrivals_s: For each rank, seconds at which it came to the same collectives, in their order.
-    """
-    if len(arrivals_s) < 2 or len(arrivals_s[0]) < 2:
-        return [NAN] * len(arrivals_s)
-    grown = []
-    for rank, own in enumerate(arrivals_s):
-        others = [times for other, times in enumerate(arrivals_s) if other != rank]
-        lags = [
-            max(0.0, time - percentile(sorted(of_others), 0.5))
-            for time, of_others in zip(own, zip(*others, strict=True), strict=True)
-        ]
-        grown.append(sum(max(0.0, later - earlier) for earlier, later in pairwise(lags)))
-    span_s = max(arrivals_s[0]) - min(arrivals_s[0])
-    shares = []
-    for rank, own_growth in enumerate(grown):
-        usual = percentile(sorted(growth for other, growth in enumerate(grown) if other != rank), 0.5)
-        shares.append(max(0.0, own_growth - usual) / span_s if span_s else NAN)
-    return shares

@@ -1,0 +1,224 @@
+"""How an experiment scales: each strategy on each number of devices, and the latency of its forward pass."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.table import Table
+
+from project.benchmarking import scaling_figure
+from project.benchmarking.compare import Spread
+from project.benchmarking.measure import Contender, Measured, MeasurementError, measure, step_times_s
+from project.benchmarking.report import Results
+from project.benchmarking.setup import typed_for_training
+from project.benchmarking.trial import Settings, contender, samples_per_s
+from project.errors import UserError
+from project.launch.run import Run
+from project.tracking.windows import percentile
+
+PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+
+@dataclass
+class Combination:
+    """A strategy on a number of devices, and what was measured of it.
+
+    Attributes:
+        kind: ``strong`` scaling keeps the global batch size, ``weak`` the batch size of a device.
+        reports: Of the repeats.
+        rates: Their samples a second.
+    """
+
+    kind: str
+    strategy: str
+    devices: int
+    contender: Contender
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    error: str | None = None
+
+
+def measure_scaling(
+    config: dict[str, Any],
+    run: Run,
+    tell: Callable[[str], None],
+    strategies: list[str],
+    devices: list[int],
+    kinds: list[str],
+    batch_sizes: list[int],
+    calls: int,
+    repeats: int,
+    warmup_steps: int,
+    steps: int,
+    timeout_s: float,
+) -> Results:
+    """Samples a second, step times and their parts, memory, diagnosis, and latency.
+
+    Args:
+        config: The experiment.
+        run: Its folder, and what was typed.
+        tell: Shows a line of progress.
+        strategies: Names of ``conf/trainer/strategy``.
+        devices: Numbers of them; efficiency is against the smallest.
+        kinds: ``strong``, ``weak`` or both.
+        batch_sizes: For the latency, on one device; ``[]`` leaves it out.
+        calls: Measured forward passes of each size.
+        repeats: Fresh processes for each combination, in turns.
+        warmup_steps: Batches that are not measured.
+        steps: Batches that are.
+        timeout_s: Of one process.
+    """
+    if unknown := set(kinds) - {"strong", "weak"}:
+        raise UserError(f"benchmark.kinds={sorted(unknown)}: type benchmark.kinds=[strong], [weak] or [strong,weak]")
+    typed = typed_for_training(run.overrides)
+    settings = Settings(warmup_steps, steps)
+    combinations = [
+        _combination(config, typed, settings, kind, strategy, number)
+        for strategy in strategies
+        for number in sorted(set(devices))
+        for kind in kinds
+        if kind == "strong" or number > min(devices) or "strong" not in kinds  # on the fewest both are the same
+    ]
+    for repeat in range(repeats):
+        start = repeat % len(combinations)
+        for combination in combinations[start:] + combinations[:start]:
+            _measure(combination, settings, run, repeat, timeout_s, tell)
+    latency_ms, error = _latency(typed, batch_sizes, calls, run, timeout_s, tell)
+    records = [_record(combination, combinations, settings) for combination in combinations]
+    latency = [{"batch_size": size} | _percentiles(times) for size, times in latency_ms.items()]
+    scaling_figure.write(run.folder, records, latency)
+    errors = [f"{_name(c)}: {c.error}" for c in combinations if c.error] + ([f"latency: {error}"] if error else [])
+    return Results(
+        [{"what": "training"} | record for record in records] + [{"what": "latency"} | row for row in latency],
+        [_table(records), *([_latency_table(latency)] if latency else [])],
+        errors,
+        [f"figure: {run.folder / scaling_figure.FILE}"],
+    )
+
+
+def _combination(
+    config: dict[str, Any], typed: list[str], settings: Settings, kind: str, strategy: str, devices: int
+) -> Combination:
+    overrides = [*typed, f"trainer/strategy={strategy}", f"trainer.devices={devices}"]
+    if kind == "weak":
+        overrides.append(f"data.batch_size={config['data']['batch_size'] * devices}")
+    name = f"{strategy} on {devices}, {kind}"
+    return Combination(kind, strategy, devices, contender(name, overrides, settings))
+
+
+def _name(combination: Combination) -> str:
+    return combination.contender.name
+
+
+def _measure(
+    combination: Combination,
+    settings: Settings,
+    run: Run,
+    repeat: int,
+    timeout_s: float,
+    tell: Callable[[str], None],
+) -> None:
+    if combination.error:
+        return
+    tell(f"{repeat + 1} {_name(combination)}")
+    folder = run.folder / "runs" / str(repeat) / re.sub(r"[^\w.-]+", "_", _name(combination))
+    try:
+        measured = measure(combination.contender, folder, timeout_s)
+    except MeasurementError as error:
+        combination.error = str(error)
+        return
+    combination.reports.append(measured.report)
+    combination.rates.append(samples_per_s(measured, settings))
+
+
+def _latency(
+    typed: list[str], batch_sizes: list[int], calls: int, run: Run, timeout_s: float, tell: Callable[[str], None]
+) -> tuple[dict[int, list[float]], str | None]:
+    if not batch_sizes:
+        return {}, None
+    tell("latency")
+    settings = Settings(1, 1, batch_sizes, calls)
+    overrides = [*typed, "trainer/strategy=auto", "trainer.devices=1"]
+    try:
+        measured: Measured = measure(contender("latency", overrides, settings), run.folder / "runs/latency", timeout_s)
+    except MeasurementError as error:
+        return {}, str(error)
+    return {int(size): times for size, times in measured.report["latency_ms"].items()}, None
+
+
+def _record(combination: Combination, all_of_them: list[Combination], settings: Settings) -> dict[str, Any]:
+    """One row of the results; times are of all repeats together."""
+    record: dict[str, Any] = {
+        "kind": combination.kind,
+        "strategy": combination.strategy,
+        "devices": combination.devices,
+        "error": combination.error,
+    }
+    if combination.error or not combination.reports:
+        return record
+    rate = Spread.of(combination.rates)
+    steps_ms = [1e3 * s for report in combination.reports for s in step_times_s(report, settings.warmup_batches)]
+    last = combination.reports[-1]
+    verdicts = [report["diagnosis"] for report in combination.reports if report.get("diagnosis")]
+    bounds = [verdict["bound"] for verdict in verdicts]
+    record |= {
+        "samples_per_s": rate,
+        "samples_per_s_per_device": rate.median / combination.devices,
+        "efficiency": _efficiency(combination, all_of_them),
+        "step_ms": _percentiles(steps_ms),
+        "parts_ms": last.get("parts_ms"),
+        "memory_bytes": max((report.get("memory_bytes") or 0 for report in combination.reports), default=0) or None,
+        "device_bytes": last.get("device_bytes"),
+        "bound": statistics.mode(bounds) if bounds else None,
+    }
+    return record
+
+
+def _efficiency(combination: Combination, all_of_them: list[Combination]) -> float | None:
+    """Samples a second of a device, against the same strategy on the fewest devices."""
+    same = [c for c in all_of_them if c.strategy == combination.strategy and c.rates]
+    fewest = min(same, key=lambda c: (c.devices, c.kind != combination.kind))
+    if not fewest.rates or fewest.devices == max(c.devices for c in all_of_them) != min(c.devices for c in all_of_them):
+        return None
+    per_device = statistics.median(combination.rates) / combination.devices
+    return per_device / (statistics.median(fewest.rates) / fewest.devices)
+
+
+def _percentiles(times_ms: list[float]) -> dict[str, float]:
+    ordered = sorted(times_ms)
+    return {name: percentile(ordered, share) for name, share in PERCENTILES.items()}
+
+
+def _table(records: list[dict[str, Any]]) -> Table:
+    table = Table(title="training", title_justify="left")
+    for name in ("strategy", "scaling", "bound by", "devices", "samples/s", "a device", "efficiency", "p50, p95, p99"):
+        table.add_column(name, justify="left" if name in ("strategy", "scaling", "bound by") else "right")
+    for record in records:
+        first = (record["strategy"], record["kind"], record.get("bound") or "", str(record["devices"]))
+        if record["error"] or "samples_per_s" not in record:
+            table.add_row(*first, "[red]failed")
+            continue
+        rate, step = record["samples_per_s"], record["step_ms"]
+        efficiency = record["efficiency"]
+        table.add_row(
+            *first,
+            f"{rate.median:,.0f} ({rate.low:,.0f} to {rate.high:,.0f})",
+            f"{record['samples_per_s_per_device']:,.0f}",
+            "" if efficiency is None else f"{efficiency:.0%}",
+            ", ".join(f"{step[name]:.2f}" for name in PERCENTILES) + " ms",
+        )
+    return table
+
+
+def _latency_table(latency: list[dict[str, Any]]) -> Table:
+    table = Table(title="latency of a forward pass on one device", title_justify="left")
+    for name in ("batch size", *PERCENTILES, "samples/s"):
+        table.add_column(name, justify="right")
+    for row in latency:
+        times = [f"{row[name]:.3f} ms" for name in PERCENTILES]
+        table.add_row(str(row["batch_size"]), *times, f"{1e3 * row['batch_size'] / row['p50']:,.0f}")
+    return table

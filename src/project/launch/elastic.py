@@ -1,0 +1,178 @@
+"""torch's elastic agent, which also passes signals on, watches for ranks that hang, and says why it restarts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import psutil
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from project.launch.heartbeat import Heartbeats, Sign
+from project.launch.stopping import EXIT_CODES, SIGNALS
+
+STOP_TIMEOUT_S = 2  # from a rank's failure to the end of the others: they may finish their logs in between
+DUMP_S = 0.5  # time for ranks to write their stacks
+
+
+class Agent(LocalElasticAgent):
+    """Starts the ranks, and ends all when one fails or hangs.
+
+    Args:
+        spec: What to run, on how many ranks.
+        logs: A folder for torch's own files.
+        heartbeats: What the ranks say of themselves.
+        hang_timeout_s: Without a sign of life for so long, a rank hangs; None waits forever.
+        grace_s: From a signal that asks to stop to the end of ranks that have not.
+        before_restart: Called with the failures, by rank; returns why they are restarted, or None where a restart
+            would change nothing.
+
+    Attributes:
+        stop_signal: What this process was asked by; 0 where it was not.
+        hang: Which rank hung, and what the others did.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        logs: str,
+        heartbeats: Heartbeats,
+        hang_timeout_s: float | None,
+        grace_s: float,
+        before_restart: Callable[[dict[int, ProcessFailure]], str | None],
+    ) -> None:
+        super().__init__(
+            spec, DefaultLogsSpecs(log_dir=logs), start_method="forkserver", shutdown_timeout=STOP_TIMEOUT_S
+        )
+        self.heartbeats = heartbeats
+        self.hang_timeout_s = hang_timeout_s
+        self.grace_s = grace_s
+        self.before_restart = before_restart
+        self.stop_signal = 0
+        self.hang: str | None = None
+        self._stop_at = 0.0
+        self._look_at = 0.0
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        pids: dict[int, Any] = super()._start_workers(worker_group)
+        context: Any = self._pcontext
+        close = context._close
+        # Who has to end by now does not end by itself: ranks take SIGTERM for a wish.
+        context._close = lambda death_sig, timeout=STOP_TIMEOUT_S: close(signal.SIGKILL, timeout)
+        with contextlib.suppress(ValueError):  # not in the main thread
+            for number in SIGNALS:
+                signal.signal(number, self._on_signal)
+        return pids
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        """Pass it on: the ranks save and end. A second Ctrl-C ends them at once."""
+        self._remaining_restarts = 0
+        if self.stop_signal and signum == signal.SIGINT:
+            self._signal_ranks(signal.SIGKILL)
+            raise KeyboardInterrupt
+        if not self.stop_signal:
+            self.stop_signal, self._stop_at = signum, time.monotonic()
+        # The terminal sends SIGINT to the ranks too, and two would be one too many.
+        self._signal_ranks(signal.SIGTERM if signum == signal.SIGINT else signal.Signals(signum))
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        dead = {rank: p.exitcode for rank, p in enumerate(self._processes()) if p.exitcode not in (None, 0)}
+        now = time.monotonic()
+        if not dead and now >= self._look_at:
+            self._look_at = now + 1
+            if self.stop_signal and now > self._stop_at + self.grace_s:
+                self.hang = (
+                    f"the ranks did not come to the end of a step within launch.grace_s={self.grace_s:g} of "
+                    f"{signal.Signals(self.stop_signal).name}, and were ended: their last checkpoint stands"
+                )
+            elif (hung := self._hung()) is not None:
+                self.hang = hung
+                self._dump_stacks()
+            if self.hang:
+                self._signal_ranks(signal.SIGKILL)
+                dead = {0: 1}
+        if not dead:
+            result: RunResult = super()._monitor_workers(worker_group)
+            return result
+        # Who was asked to stop has saved together with the others, which are about to end.
+        asked = any(code in EXIT_CODES for code in dead.values())
+        self._wait_for_end(self.grace_s if asked else STOP_TIMEOUT_S)
+        self._signal_ranks(signal.SIGKILL)
+        failures = {
+            rank: ProcessFailure(local_rank=rank, pid=self._processes()[rank].pid, exitcode=code, error_file="<N/A>")
+            for rank, code in dead.items()
+        }
+        if asked or self.stop_signal:
+            self._remaining_restarts = 0
+        if self._remaining_restarts:
+            why = self.before_restart(failures)
+            if why is None:
+                self._remaining_restarts = 0
+            else:
+                attempt = worker_group.spec.max_restarts - self._remaining_restarts + 1
+                print(
+                    f"{self.hang or why}\nAll ranks start again from their last checkpoint (restart {attempt} of "
+                    f"{worker_group.spec.max_restarts}).",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                self.hang = None
+                self.heartbeats.clear()
+        return RunResult(state=WorkerState.FAILED, failures=failures)
+
+    def _processes(self) -> list[Any]:
+        return list(getattr(getattr(self._pcontext, "_pc", None), "processes", []))
+
+    def _signal_ranks(self, number: signal.Signals) -> None:
+        for process in self._processes():
+            if process.is_alive():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+
+    def _wait_for_end(self, timeout_s: float) -> None:
+        end = time.monotonic() + timeout_s
+        while any(process.is_alive() for process in self._processes()) and time.monotonic() < end:
+            time.sleep(0.02)
+
+    def _hung(self) -> str | None:
+        signs = self.heartbeats.read() if self.hang_timeout_s is not None else []
+        late = [sign for sign in signs if self.hang_timeout_s is not None and sign.age_s > self.hang_timeout_s]
+        if not late:
+            return None
+        # The others wait for it in an exchange, which they came to after it had fallen silent.
+        culprit = max(signs, key=lambda sign: (self._is_stopped(sign.rank), sign.age_s))
+        return describe_hang(culprit, signs, self._is_stopped(culprit.rank))
+
+    def _is_stopped(self, rank: int) -> bool:
+        try:
+            status = psutil.Process(self._processes()[rank].pid).status()
+        except psutil.NoSuchProcess:
+            return False
+        return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+    def _dump_stacks(self) -> None:
+        """Let every rank write the stacks of its threads into its log; see ``rank.dump_stacks_when_asked``."""
+        self._signal_ranks(signal.SIGQUIT)
+        self._signal_ranks(signal.SIGCONT)  # one that is stopped can't write
+        time.sleep(DUMP_S)
+
+
+def describe_hang(culprit: Sign, signs: list[Sign], is_stopped: bool) -> str:
+    """Which rank hangs, and where the others are."""
+    others = "; ".join(str(sign) for sign in signs if sign.rank != culprit.rank)
+    how = ", its process is stopped (SIGSTOP)" if is_stopped else ""
+    return (
+        f"rank {culprit.rank} hangs: it {culprit.phase} in step {culprit.step} for {culprit.age_s:.0f} s{how}"
+        + (f" ({others})" if others else "")
+        + "; what each rank was doing stands at the end of its log; if it only takes longer, type "
+        "launch.hang_timeout_s=3600"
+    )

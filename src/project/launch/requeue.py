@@ -1,0 +1,59 @@
+"""A job that is started again, by SLURM or torchrun, goes on with its own run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+# What SLURM is asked to send before the end (--signal); SIGTERM may be scancel's, after which nothing should start.
+WARNINGS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+
+
+def job_id() -> str | None:
+    """The job that this process is part of: SLURM's, or else torchrun's."""
+    if "SLURM_ARRAY_JOB_ID" in os.environ and "SLURM_ARRAY_TASK_ID" in os.environ:
+        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    of_torchrun = os.environ.get("TORCHELASTIC_RUN_ID")
+    return os.environ.get("SLURM_JOB_ID") or (f"torchrun-{of_torchrun}" if of_torchrun else None)
+
+
+def requeue(signum: int) -> str | None:
+    """Put this job back into the queue, if a warning of its end stopped it; what came of it, in a sentence."""
+    job = job_id()
+    if job is None or "SLURM_JOB_ID" not in os.environ or signum not in WARNINGS:
+        return None
+    try:
+        done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=60, check=False)
+        why = done.stderr.strip() if done.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = str(error)
+    return f"SLURM's job {job} could not be requeued ({why})" if why else f"SLURM's job {job} is in the queue again"
+
+
+def remember(outputs: Path, command: Sequence[str], folder: Path) -> None:
+    """Note which run folder this command has in this job."""
+    if job_id() is not None:
+        note = _note(outputs, command)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(str(folder.resolve()))
+
+
+def remembered(outputs: Path, command: Sequence[str]) -> Path | None:
+    """The run folder that this command had before its job started again; None in a job that runs for the first time."""
+    starts = [os.environ.get(f"{launcher}_RESTART_COUNT", "0") for launcher in ("SLURM", "TORCHELASTIC")]
+    if job_id() is None or starts == ["0", "0"]:
+        return None
+    try:
+        folder = Path(_note(outputs, command).read_text())
+    except OSError:
+        return None
+    return folder if (folder / "config.yaml").is_file() else None
+
+
+def _note(outputs: Path, command: Sequence[str]) -> Path:
+    digest = hashlib.sha256("\0".join(command).encode()).hexdigest()[:12]
+    return outputs / ".jobs" / f"{job_id()}_{digest}"

@@ -1,0 +1,221 @@
+"""Going on with a run: its own config with what is typed on top, in its folder, from its last whole checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from project.errors import UserError
+from project.launch.from_checkpoint import is_group, quote_path, typed_overrides, untyped
+from project.launch.secrets import masked_arguments
+from project.launch.trust import check_targets, signature, trusted_packages
+
+if TYPE_CHECKING:
+    from project.launch.run import Run
+
+RECORD = "resumed.jsonl"  # in the run folder: a line for each time it went on
+LOCK = ".lock"
+LENGTHS = ("trainer.max_epochs", "trainer.max_steps", "trainer.max_time")
+
+
+def compose_resumed(name: str, arguments: list[str]) -> str:
+    """Register the config ``<name>_resumed`` for Hydra, where ``resume=<run folder>`` was typed, and say its name.
+
+    It is the run's own, as it was written down, whatever has become of the config files since. A group that is typed
+    (``optimizer=sgd``) takes the place of the run's.
+
+    Raises:
+        UserError: there is no run in the folder, or it is complete.
+    """
+    if not any(argument.startswith("resume=") for argument in arguments):
+        return name
+    quote_path(arguments, "resume")
+    overrides = typed_overrides(arguments)
+    if overrides["resume"][1].value() is None:
+        return name
+    value = overrides["resume"][1].value()
+    if not isinstance(value, str) or any(argument in ("-m", "--multirun") for argument in arguments):
+        raise UserError(f"resume={value} is no run folder: type resume=<run folder>, one at a time and without -m")
+    folder = Path(value)
+    node = stored_config(folder)
+    if is_complete(folder) and not any(key in overrides for key in LENGTHS):
+        raise UserError(
+            f"the run in {folder} is complete: type trainer.max_epochs=N too, with more than its "
+            f"{node['trainer'].get('max_epochs')}, to train longer"
+        )
+    defaults: list[Any] = ["_self_", {"hydra": "default"}]
+    for group in sorted(overrides, key=lambda group: group.count("/")):
+        outer, _, inner = group.rpartition("/")
+        if not is_group(group) or {outer: None} in defaults:
+            continue
+        parent = node
+        for part in outer.split("/") if outer else []:
+            parent = parent[part]
+        parent.pop(inner, None)
+        defaults.append({group: None})
+    trusted = overrides.get("launch.trusted_targets")
+    allowed = trusted_packages(trusted[1].value() if trusted else None)
+    if not is_own(folder):
+        check_targets(untyped(node, overrides), str(folder / "config.yaml"), allowed)
+    ConfigStore.instance().store(name=f"{name}_resumed", node={"defaults": defaults, **node})
+    return f"{name}_resumed"
+
+
+def stored_config(folder: Path) -> dict[str, Any]:
+    """The config of a run, from its folder, wherever that has been moved to.
+
+    Raises:
+        UserError: there is none.
+    """
+    try:
+        config = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    except OSError as error:
+        raise UserError(
+            f"resume={folder} holds no run, there is no config.yaml ({error.strerror}): type resume=<run folder>"
+        ) from None
+    if not isinstance(config, dict) or not isinstance(config.get("paths"), dict):
+        raise UserError(f"resume={folder} holds no run, its config.yaml is another's: type resume=<run folder>")
+    here, before = str(folder.resolve()), str(config["paths"].get("run_dir"))
+    moved: dict[str, Any] = _replaced(config, before, here)
+    return moved | {"paths": moved["paths"] | {"run_dir": here}, "resume": here}
+
+
+def _replaced(node: Any, before: str, now: str) -> Any:
+    if isinstance(node, dict):
+        return {key: _replaced(child, before, now) for key, child in node.items()}
+    if isinstance(node, list):
+        return [_replaced(child, before, now) for child in node]
+    inside = isinstance(node, str) and (node == before or node.startswith(before + os.sep))
+    return now + node[len(before) :] if inside else node
+
+
+def is_own(folder: Path) -> bool:
+    """Whether this user ran the config here that lies in a run's folder."""
+    try:
+        signed = json.loads((folder / "environment.json").read_text()).get("signature")
+    except (OSError, ValueError, AttributeError):
+        return False
+    return signed is not None and signed == signature(OmegaConf.to_container(OmegaConf.load(folder / "config.yaml")))
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the run in a folder came to its end."""
+    return (folder / "metrics.json").is_file()
+
+
+def stored_overrides(folder: Path) -> list[str]:
+    """What was typed when a run began, and whenever it went on since."""
+    path = folder / "overrides.yaml"
+    return [str(text) for text in OmegaConf.load(path)] if path.is_file() else []
+
+
+def take_up(folder: Path, overrides: list[str], command: list[str]) -> None:
+    """Note in a run's folder that it goes on, and how."""
+    (folder / "metrics.json").unlink(missing_ok=True)  # of a run that is to train longer
+    line = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": socket.gethostname(),
+        "overrides": masked_arguments([text for text in overrides if not text.startswith("resume=")]),
+        "command": masked_arguments(command),
+    }
+    with (folder / RECORD).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep a run's folder for this process; the system lets it go when the process ends, however it does.
+
+    Raises:
+        UserError: another process is writing into it.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    with (folder / LOCK).open("a+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise UserError(
+                f"{folder} is in use by {file.read().strip() or 'another process'}: wait for its end, or stop it"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        yield
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a run goes on: its checkpoint, and the optimizer steps behind it."""
+
+    path: str | None = None
+    step: int = 0
+
+
+def resume_point(run: Run, config: dict[str, Any]) -> Point:
+    """The newest whole checkpoint of a run that goes on, the same on all ranks; no path where it starts anew."""
+    if not run.resumes:
+        return Point()
+    import torch.distributed as dist
+
+    told: list[Any] = [None]
+    if run.rank == 0:
+        told = [_newest(run.folder, config)]
+    if run.world_size > 1:
+        dist.broadcast_object_list(told, src=0)
+    point: Point = told[0]
+    return point
+
+
+def _newest(folder: Path, config: dict[str, Any]) -> Point:
+    import torch
+
+    from project.strategies.checkpoint_files import newest
+    from project.strategies.sharded_checkpoint import META, is_sharded
+
+    kept = [node for node in (config.get("callbacks") or {}).values() if isinstance(node, dict)]
+    dirpath = next((node["dirpath"] for node in kept if node.get("_target_", "").endswith(".LastCheckpoint")), None)
+    path = newest(Path(dirpath) if dirpath else folder / "checkpoints")
+    if path is None:
+        print("There is no checkpoint to go on from: the run starts from its beginning", flush=True)
+        return Point()
+    file = path / META if is_sharded(path) else path
+    step = int(torch.load(file, map_location="cpu", weights_only=True, mmap=not is_sharded(path))["global_step"])
+    print(f"Going on after step {step} ({path.name})", flush=True)
+    return Point(str(path), step)
+
+
+def continue_curves(loggers: list[Any], point: Point) -> None:
+    """Let loggers add to the curves that are there, from a point's step on; what was written after it is dropped."""
+    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger._kwargs["purge_step"] = point.step  # TensorBoard then leaves out earlier points from there on
+        elif isinstance(logger, CSVLogger):
+            _continue_csv(logger, point.step)
+
+
+def _continue_csv(logger: Any, step: int) -> None:
+    """Lightning's CSV logger begins with an empty file."""
+    path = Path(logger.log_dir) / "metrics.csv"
+    rows: list[dict[str, str]] = []
+    if path.is_file() and logger._rank_zero():
+        with path.open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row.get("step", "").isdigit() and int(row["step"]) < step]
+    logger.experiment.metrics.extend(rows)

@@ -1,0 +1,176 @@
+"""Checkpoint files: whole or absent, checked before they are trusted, the older ones kept behind the newest."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.utilities import rank_zero_warn
+
+PART = ".part"  # what is still being written
+DAMAGED = ".damaged"
+CHECKSUMS = "checksums.json"  # of a folder of shards; a file carries its own
+
+
+class CheckpointFiles(TorchCheckpointIO):
+    """Writes beside, then renames; where that fails, warns, and lets the training go on to the next save.
+
+    Attributes:
+        failure: Why the last save failed; None where it did not.
+    """
+
+    def __init__(self) -> None:
+        self.failure: str | None = None
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        """Write a file; ``storage_options`` are those of ``put``."""
+        path = Path(path)
+        beside = path.with_name(path.name + PART)
+        self.failure = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with beside.open("wb") as file:
+                torch.save(checkpoint, file)
+            put(beside, path, **(storage_options or {}))
+        except (OSError, RuntimeError) as error:
+            if not is_of_disk(error):
+                raise
+            remove(beside)
+            self.failed(path, error)
+
+    def failed(self, path: Path, error: BaseException) -> None:
+        """Warn of a checkpoint that could not be written."""
+        self.failure = reason(error, path)
+        rank_zero_warn(
+            f"{path} could not be written ({self.failure}): training goes on, what was saved before is still there, "
+            "and the next save is tried"
+        )
+
+
+def is_of_disk(error: BaseException) -> bool:
+    """Whether an error came from writing a file, also where torch's zip writer hides it."""
+    return isinstance(error, OSError) or any(
+        words in str(error) for words in ("PytorchStreamWriter", "file write failed", "unexpected pos")
+    )
+
+
+def reason(error: BaseException, path: Path) -> str:
+    """What kept a file from being written: the system's words, or those of a full disk behind torch's."""
+    of_system = error if isinstance(error, OSError) else error.__context__
+    if isinstance(of_system, OSError) and of_system.strerror:
+        full = of_system.errno in (errno.ENOSPC, errno.EDQUOT)
+        free = f", {shutil.disk_usage(path.parent).free / 2**20:.0f} MiB are free" if full else ""
+        return of_system.strerror + free
+    return " ".join(str(error).split())[:200]
+
+
+def put(written: Path, path: Path, place: int = 0, keep: int = 1) -> None:
+    """Rename what was written beside to ``numbered(path, place)``, and let those from there on move down by one.
+
+    ``keep`` is how many there are at most; what falls off the end is removed. Each may be a file or a folder.
+    """
+    remove(numbered(path, keep - 1) if keep > 1 else Path("/nonexistent"))
+    for number in range(keep - 1, place, -1):
+        if numbered(path, number - 1).exists():
+            numbered(path, number - 1).rename(numbered(path, number))
+    target = numbered(path, place)
+    if target.is_dir() or (written.is_dir() and target.exists()):  # can't be replaced in one step
+        old = target.with_name(target.name + ".old")
+        remove(old)
+        target.rename(old)
+        written.rename(target)
+        remove(old)
+    else:
+        written.replace(target)
+
+
+def numbered(path: Path, number: int) -> Path:
+    """``last.ckpt``, and behind it ``last-1.ckpt``, ``last-2.ckpt``, ..."""
+    return path if number == 0 else path.with_name(f"{path.stem}-{number}{path.suffix}")
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint; None where every byte is as it was written.
+
+    A file is a zip archive, with a checksum (CRC-32) for each tensor. A folder of shards lists those of its files.
+    """
+    if path.is_dir():
+        return _damage_of_folder(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            bad = archive.testzip()
+    except (OSError, zipfile.BadZipFile, EOFError) as error:
+        return "it is not whole" if isinstance(error, zipfile.BadZipFile | EOFError) else str(error.strerror)
+    return None if bad is None else f"the checksum of {bad} is wrong"
+
+
+def _damage_of_folder(path: Path) -> str | None:
+    try:
+        sums = json.loads((path / CHECKSUMS).read_text())
+    except (OSError, ValueError):
+        return "it is not whole"
+    for name, expected in sums.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if checksum(file) != expected:
+            return f"the checksum of {name} is wrong"
+    return None
+
+
+def checksum(path: Path) -> int:
+    """CRC-32 of a file."""
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(2**22):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def newest(folder: Path, name: str = "last.ckpt") -> Path | None:
+    """The newest whole checkpoint of a name; for one process. None where there is none.
+
+    What a killed run left half-written is removed. A damaged checkpoint is told, and set aside as ``*.damaged``, so
+    that it does not move down over the whole one before it.
+    """
+    first = folder / name
+    for left in folder.glob(f"{first.stem}*{PART}"):
+        remove(left)
+    for path in sorted(folder.glob(f"{first.stem}*{first.suffix}.old")):  # a folder that was about to be replaced
+        target = path.with_suffix("")
+        if target.exists():
+            remove(path)
+        else:
+            path.rename(target)
+    candidates = [first, *sorted(folder.glob(f"{first.stem}-*{first.suffix}"), key=_number)]
+    for path in candidates:
+        if not path.exists():
+            continue
+        wrong = damage(path)
+        if wrong is None:
+            return path
+        aside = path.with_name(path.name + DAMAGED)
+        remove(aside)
+        path.rename(aside)
+        print(f"{path} is damaged ({wrong}): it is now {aside.name}, and the one before it is taken", flush=True)
+    return None
+
+
+def _number(path: Path) -> int:
+    last = path.stem.rpartition("-")[2]
+    return int(last) if last.isdigit() else 0

@@ -1,0 +1,204 @@
+"""Run folders as a table: what ran, what came of it, how runs differ."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from project.errors import UserError, did_you_mean
+from project.launch import run_state
+from project.sweep.results import as_csv, objective, read_outcome, row
+
+CONFIG = "config.yaml"
+Table = tuple[list[str], list[list[Any]]]
+
+
+@dataclass(frozen=True)
+class LedgerRun:
+    """A run folder, read. ``value`` is that of ``metric``, which is better when it is ``mode``."""
+
+    folder: Path
+    name: str
+    state: str
+    metric: str
+    mode: str
+    value: float | None
+    duration_s: float | None
+    world_size: int | None
+    git: str
+    overrides: list[str]
+    error: str | None
+    started_at: float
+
+
+def find(selection: Sequence[str], outputs: Path) -> list[LedgerRun]:
+    """The runs that are meant: folders, or words that a run's folder or overrides contain.
+
+    Raises:
+        UserError: a part of the selection means no run.
+    """
+    found: dict[Path, LedgerRun] = {}
+    everything: list[LedgerRun] | None = None
+    for text in selection or [str(outputs)]:
+        if Path(text).is_dir():
+            chosen = [read(folder, Path(text)) for folder in _run_folders(Path(text))]
+        else:
+            if everything is None:
+                everything = [read(folder, outputs) for folder in _run_folders(outputs)]
+            chosen = [run for run in everything if text in (run.name, run.folder.name)] or [
+                run for run in everything if text in run.name or any(text in typed for typed in run.overrides)
+            ]
+        if not chosen:
+            names = [run.name for run in everything or []]
+            hint = did_you_mean(text, names) or ": type a run folder, or one that holds such, or --outputs FOLDER"
+            raise UserError(f"no run is called {text} or lies there{hint}")
+        found |= {run.folder.resolve(): run for run in chosen}
+    return list(found.values())
+
+
+def _run_folders(parent: Path) -> list[Path]:
+    """Folders with a config and a sign that a run began there, at any depth."""
+    return sorted(path.parent for path in parent.rglob(CONFIG) if (path.parent / "overrides.yaml").exists())
+
+
+def read(folder: Path, below: Path) -> LedgerRun:
+    """The run of a folder; its name is the path below ``below``."""
+    config = _yaml(folder / CONFIG) or {}
+    environment = _json(folder / "environment.json")
+    metric, mode = str(config.get("monitor") or ""), str(config.get("mode") or "max")
+    found = row(folder, {metric: mode} if metric else {}, 0, "", {})
+    known = run_state.read(folder)
+    git = environment.get("git") or {}
+    name = folder.name if folder == below else str(folder.relative_to(below))
+    return LedgerRun(
+        folder=folder,
+        name=name,
+        # A folder of an older version has no state: without metrics it may still run, or have failed.
+        state=found.state if found.state != "waiting" else "unfinished",
+        metric=metric,
+        mode=mode,
+        value=found.objectives[0] if found.objectives else None,
+        duration_s=found.duration_s,
+        world_size=read_outcome(folder).get("world_size"),
+        git=f"{str(git.get('commit', ''))[:7]}{'+' if git.get('dirty') else ''}",
+        overrides=[str(text) for text in _yaml(folder / "overrides.yaml") or []],
+        error=found.error,
+        started_at=known.started_at if known else (folder / CONFIG).stat().st_mtime,
+    )
+
+
+def by_metric(run: LedgerRun, metric: str, mode: str | None = None) -> LedgerRun:
+    """The run with another metric in place of the one that it monitored."""
+    value = objective(read_outcome(run.folder) | {"objective": None}, metric, alone=False)
+    return replace(run, metric=metric, mode=mode or run.mode, value=value)
+
+
+def best(runs: Iterable[LedgerRun], metric: str | None, mode: str | None) -> list[LedgerRun]:
+    """Finished runs with a value, the best first.
+
+    Raises:
+        UserError: they monitored different metrics and none was named, or none has a value.
+    """
+    chosen = [run for run in runs if run.state == "finished"]
+    if metric:
+        chosen = [by_metric(run, metric, mode) for run in chosen]
+    metrics = sorted({run.metric for run in chosen if run.value is not None})
+    if not metrics:
+        what = f"--metric {metric}" if metric else "what they monitored"
+        raise UserError(f"no finished run has a value of {what}: see python -m project.runs list")
+    if len(metrics) > 1:
+        raise UserError(f"these runs monitored {', '.join(metrics)}: type --metric {metrics[0]}")
+    sign = 1 if (mode or chosen[0].mode) == "min" else -1
+    return sorted((run for run in chosen if run.value is not None), key=lambda run: sign * (run.value or 0))
+
+
+def overview(runs: Sequence[LedgerRun]) -> Table:
+    """One row a run."""
+    header = ["run", "state", "metric", "value", "seconds", "ranks", "git", "overrides"]
+    body: list[list[Any]] = [
+        [
+            run.name,
+            f"{run.state}: {run.error}" if run.error else run.state,
+            run.metric,
+            None if run.value is None else f"{run.value:.6g}",
+            None if run.duration_s is None else f"{run.duration_s:.1f}",
+            run.world_size,
+            run.git,
+            " ".join(run.overrides),
+        ]
+        for run in runs
+    ]
+    return header, body
+
+
+def compare(runs: Sequence[LedgerRun]) -> Table:
+    """What differs between runs: config values, then metrics; one column a run.
+
+    Raises:
+        UserError: there is only one run.
+    """
+    if len(runs) < 2:
+        raise UserError(f"{runs[0].name} is one run, and two or more can be compared: type another")
+    configs = [_flat(_yaml(run.folder / CONFIG) or {}) for run in runs]
+    outcomes = [read_outcome(run.folder).get("metrics", {}) for run in runs]
+    body: list[list[Any]] = []
+    for key in sorted({key for config in configs for key in config if not key.startswith(("paths.", "sweep."))}):
+        values = [config.get(key) for config in configs]
+        # Paths of checkpoints and logs differ in every run.
+        inside = all(str(run.folder.resolve()) in str(v) for run, v in zip(runs, values, strict=True))
+        if len({str(value) for value in values}) > 1 and not inside:
+            body.append([key, *values])
+    for name in sorted({name for outcome in outcomes for name in outcome}):
+        values = [outcome.get(name) for outcome in outcomes]
+        body.append([name, *(None if value is None else f"{value:.6g}" for value in values)])
+    return ["", *(run.name for run in runs)], body
+
+
+def rendered(header: Sequence[str], body: Sequence[Sequence[Any]], form: str) -> str:
+    """The table as text: ``table``, ``markdown`` or ``csv``."""
+    if form == "csv":
+        return as_csv(header, body)
+    cells = [["" if cell is None else str(cell) for cell in line] for line in body]
+    if form == "markdown":
+        lines = [list(header), ["---"] * len(header), *cells]
+        return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    table = RichTable()
+    for title in header:
+        table.add_column(title, overflow="fold")
+    for line in cells:
+        table.add_row(*(Text(cell) for cell in line))
+    text = io.StringIO()
+    console = Console()
+    Console(file=text, width=console.width if console.is_terminal else 200).print(table)
+    return text.getvalue()
+
+
+def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(node, dict):
+        return {prefix.removesuffix("."): node}
+    return {key: value for name, child in node.items() for key, value in _flat(child, f"{prefix}{name}.").items()}
+
+
+def _yaml(path: Path) -> Any:
+    try:
+        return yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, yaml.YAMLError):
+        return None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found

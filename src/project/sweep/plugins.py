@@ -1,0 +1,40 @@
+"""Our sweepers and launchers among Hydra's."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+
+from project.launch.composition import config_folder
+
+PREFIX = "hydra_plugins.project"
+
+
+def register_plugins() -> None:
+    """Let ``hydra/sweeper`` and ``hydra/launcher`` name our classes, and our config files win over the plugins' own.
+
+    Hydra takes plugins from the package ``hydra_plugins`` alone, which several distributions share. This project
+    installs one top-level package only, so its classes are entered here under a name of that kind.
+    """
+    from project.sweep.search import OptunaSweeper
+    from project.sweep.sweeper import GridSweeper
+
+    known = Plugins.instance().class_name_to_class
+    classes: list[Any] = [GridSweeper, OptunaSweeper]
+    if importlib.util.find_spec("hydra_plugins") is not None:
+        if importlib.util.find_spec("hydra_plugins.hydra_submitit_launcher") is not None:
+            from project.sweep.slurm import SlurmLauncher
+
+            classes.append(SlurmLauncher)
+        if importlib.util.find_spec("hydra_plugins.hydra_ray_launcher") is not None:
+            from project.sweep.ray import RayLauncher
+
+            classes.append(RayLauncher)
+    known.update({f"{PREFIX}.{found.__name__}": found for found in classes})
+    # A plugin's own config of the same name would be taken for the schema of ours, with a warning.
+    launchers = ConfigStore.instance().repo["hydra"]["launcher"]
+    for path in (config_folder() / "hydra" / "launcher").glob("*.yaml"):
+        launchers.pop(path.name, None)

@@ -1,0 +1,65 @@
+"""What a sweep's folder says of it in ``sweep.json``: readable while it runs, and after it was killed."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from project.errors import UserError
+from project.sweep.jobs import Job
+
+FILE = "sweep.json"
+
+
+@dataclass
+class Sweep:
+    """A sweep and the jobs that it has begun.
+
+    Attributes:
+        folder: Where it is.
+        kind: ``grid`` or ``optuna``.
+        objectives: What is compared, ``{metric: "min" or "max"}``.
+        fixed: What was typed for all jobs.
+        total: Jobs that it will have, as far as that is known.
+        experiment: The one it starts from: a name, or the path of a file outside of ``conf``.
+        jobs: Those begun, in their order.
+        seed: Drawn once for all jobs, where ``seed=null``.
+        started_at: Seconds since 1970.
+    """
+
+    folder: Path
+    kind: str
+    objectives: dict[str, str]
+    fixed: list[str]
+    total: int
+    experiment: str | None = None
+    jobs: list[Job] = field(default_factory=list)
+    seed: int | None = None
+    started_at: float = field(default_factory=time.time)
+
+    def write(self) -> None:
+        """Write ``sweep.json``: beside, then renamed, so that it is whole."""
+        plain = asdict(self) | {"jobs": [asdict(job) | {"folder": job.folder.name} for job in self.jobs]}
+        del plain["folder"]
+        beside = self.folder / f"{FILE}.tmp"
+        beside.write_text(json.dumps(plain, indent=2) + "\n")
+        beside.replace(self.folder / FILE)
+
+
+def read(folder: Path) -> Sweep:
+    """The sweep of a folder.
+
+    Raises:
+        UserError: no sweep of ours is there.
+    """
+    try:
+        plain = json.loads((folder / FILE).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{folder} is no folder of a sweep, it has no {FILE}: type the folder that the sweep named, as in "
+            "outputs/digits_mlp/sweep_<date>_<time>"
+        ) from error
+    jobs = [Job(**{**job, "folder": folder / job["folder"]}) for job in plain.pop("jobs")]
+    return Sweep(folder=folder, jobs=jobs, **plain)

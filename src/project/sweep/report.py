@@ -1,0 +1,83 @@
+"""What a sweep leaves in its folder and on the console: results, the best as an experiment, figures, tables."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from project.launch.summary import readable, shorten
+from project.sweep.experiment_file import write_experiment
+from project.sweep.record import Sweep
+from project.sweep.results import (
+    OverSeeds,
+    Row,
+    as_csv,
+    best_row,
+    over_seeds,
+    ranked,
+    rows_of,
+    short_header,
+    table_of,
+)
+
+TOP = 10
+
+
+def write_report(sweep: Sweep) -> None:
+    """Write ``results.csv``, ``best.yaml`` and the figures of a sweep, finished or not, and show its best runs."""
+    rows = rows_of(sweep)
+    beside = sweep.folder / "results.csv.tmp"
+    beside.write_text(as_csv(*table_of(rows, sweep.objectives)))
+    beside.replace(sweep.folder / "results.csv")
+    console = Console()
+    best = best_row(rows, sweep.objectives)
+    if best is not None:
+        from project.sweep.figures import draw_all
+
+        experiment = write_experiment(sweep, best)
+        draw_all(sweep, rows)
+        console.print(best_table(sweep, rows))
+        if groups := over_seeds(rows, sweep.objectives):
+            console.print(seeds_table(sweep, groups))
+        again = f"python -m project.train experiment={shlex.quote(shorten(experiment))}"
+        console.print(f"the best again: {again}", highlight=False, markup=False, soft_wrap=True)
+    results = shorten(sweep.folder / "results.csv")
+    console.print(f"results: {results}", highlight=False, markup=False, soft_wrap=True)
+
+
+def best_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
+    """The ten best runs."""
+    short = short_header(rows)
+    table = Table(title=f"The best of {len(rows)} runs", title_justify="left")
+    for title in ("run", *short.values(), *sweep.objectives, "seconds"):
+        table.add_column(title)
+    for row in ranked(rows, sweep.objectives)[:TOP]:
+        values = [readable(value) for value in row.objectives if value is not None]
+        seconds = "" if row.duration_s is None else f"{row.duration_s:.1f}"
+        table.add_row(str(row.number), *(_value(row.parameters.get(key)) for key in short), *values, seconds)
+    return table
+
+
+def seeds_table(sweep: Sweep, groups: Sequence[OverSeeds]) -> Table:
+    """Mean and spread over seeds of the ten best sets of parameters."""
+    name = next(iter(sweep.objectives))
+    table = Table(title=f"{name} over seeds", title_justify="left")
+    for title in ("parameters", "mean", "standard deviation", "seeds"):
+        table.add_column(title)
+    for group in groups[:TOP]:
+        spread = "" if group.spread is None else readable(group.spread)
+        table.add_row(group.name, readable(group.mean), spread, str(len(group.rows)))
+    return table
+
+
+def _value(text: str | None) -> str:
+    """A parameter's value, a long number to four digits."""
+    if text is None:
+        return ""
+    try:
+        return text if len(text) <= 8 else f"{float(text):.4g}"
+    except ValueError:
+        return text

@@ -1,0 +1,224 @@
+"""From one command to many jobs: Hydra's sweepers of this project."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from project.errors import UserError
+from project.launch import run_state
+from project.launch.composition import experiment_file
+from project.launch.preflight import extra_of
+from project.launch.summary import shorten
+from project.sweep.jobs import Job, all_combinations
+from project.sweep.progress import Progress
+from project.sweep.record import Sweep
+from project.sweep.results import rows_of
+
+KEPT = 100  # composed configs
+
+
+class FolderSweeper(Sweeper):
+    """What a grid and a search share: jobs that write their results to folders, where they are found again.
+
+    A job that fails is noted and the others run. At the end the sweep's folder has its report, and a sweep with
+    failed jobs raises.
+    """
+
+    def __init__(self, job: DictConfig) -> None:
+        self.job = job  # of hydra.sweeper.job: empty here, filled for each job
+        self.config: DictConfig
+        self.composer: Composer
+        self.hydra_context: HydraContext
+        self.task_function: TaskFunction
+        self.launcher: Launcher | None = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.composer = Composer(hydra_context.config_loader)
+        loader: Any = self.composer
+        self.hydra_context = HydraContext(config_loader=loader, callbacks=hydra_context.callbacks)
+        self.task_function, self.config = task_function, config
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Run all jobs of what was typed.
+
+        Raises:
+            UserError: the sweep can't begin, or jobs failed: then each is named with its reason.
+        """
+        fixed, sweeps = self._split(arguments)
+        record = self.begin(fixed, sweeps)
+        record.fixed = fixed
+        if (name := self.config.hydra.runtime.choices.get("experiment")) is not None:
+            record.experiment = experiment_file(name)
+        if self.config.get("seed", 0) is None and not any(sweep.key_or_group == "seed" for sweep in sweeps):
+            if record.seed is None:
+                record.seed = random.SystemRandom().randrange(2**32)
+            record.fixed = [*fixed, f"seed={record.seed}"]  # seeds differ only where the sweep says so
+        print(f"sweep in {shorten(record.folder)}", flush=True)
+        begun = {job.number for job in record.jobs}
+        try:
+            self.run_all(record, sweeps)
+        finally:
+            if record.jobs:
+                from project.sweep.report import write_report
+
+                write_report(record)
+        failed = [row for row in rows_of(record) if row.number not in begun and row.error]
+        if failed:
+            lines = [f"  {shorten(row.folder)}: {row.error}" for row in failed]
+            ran = len(record.jobs) - len(begun)
+            raise UserError("\n".join([f"{len(failed)} of {ran} jobs of the sweep failed:", *lines]))
+
+    @abstractmethod
+    def begin(self, fixed: list[str], sweeps: list[Override]) -> Sweep:
+        """The sweep's folder and what is known of it so far."""
+
+    @abstractmethod
+    def run_all(self, record: Sweep, sweeps: list[Override]) -> None:
+        """Run what is left of the sweep."""
+
+    @property
+    def settings(self) -> DictConfig:
+        """The config group ``sweep``; empty for commands without it."""
+        found: DictConfig = self.config.get("sweep") or OmegaConf.create()
+        return found
+
+    def objectives(self) -> dict[str, str]:
+        """What the sweep compares: ``{metric: "min" or "max"}``.
+
+        Raises:
+            UserError: a direction is neither.
+        """
+        given = {str(name): str(direction) for name, direction in (self.settings.get("objectives") or {}).items()}
+        if not given and self.config.get("monitor"):
+            given = {self.config.monitor: self.config.mode}
+        for name, direction in given.items():
+            if direction not in ("min", "max"):
+                raise UserError(f"sweep.objectives: {name}={direction} can't be: type {{{name}:min}} or {{{name}:max}}")
+        return given or {"loss": "min"}
+
+    def run(self, record: Sweep, jobs: list[tuple[Job, list[str]]]) -> None:
+        """Hand jobs with their overrides to the launcher and wait. What they came to stands in their folders then."""
+        record.jobs += [job for job, _ in jobs]
+        record.write()
+        launcher = self._launcher(record.folder)
+        try:
+            returned = launcher.launch([overrides for _, overrides in jobs], initial_job_idx=jobs[0][0].number)
+        except Exception as error:  # of the launcher: a job's own is returned
+            for job, _ in jobs:
+                run_state.record_failure(job.folder, error)
+            return
+        for (job, _), result in zip(jobs, returned, strict=True):
+            if result.status == JobStatus.FAILED:
+                run_state.record_failure(job.folder, result._return_value)
+
+    def _split(self, arguments: list[str]) -> tuple[list[str], list[Override]]:
+        """Overrides that all jobs share as typed, and those of several values; what is typed wins over the config."""
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        params = self.settings.get("params") or {}
+        lines = [f"{key}={_as_typed(value)}" for key, value in params.items()]
+        found = {override.get_key_element(): override for override in parser.parse_overrides(lines)}
+        found |= {override.get_key_element(): override for override in parser.parse_overrides(arguments)}
+        fixed = [str(override.input_line) for override in found.values() if not override.is_sweep_override()]
+        sweeps = [override for override in found.values() if override.is_sweep_override()]
+        return fixed, sweeps
+
+    def _launcher(self, folder: Path) -> Launcher:
+        if self.launcher is None:
+            with open_dict(self.config):
+                self.config.hydra.sweep.dir = str(folder)
+            _check_installed(self.config.hydra.launcher._target_, self.config.hydra.runtime.choices["hydra/launcher"])
+            self.launcher = Plugins.instance().instantiate_launcher(
+                hydra_context=self.hydra_context, task_function=self.task_function, config=self.config
+            )
+        return self.launcher
+
+
+class GridSweeper(FolderSweeper):
+    """Every combination of the values."""
+
+    def begin(self, fixed: list[str], sweeps: list[Override]) -> Sweep:
+        """Claim a folder."""
+        total = len(all_combinations(sweeps))
+        folder = Path(self.config.hydra.sweep.dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        return Sweep(folder.resolve(), "grid", self.objectives(), fixed, total)
+
+    def run_all(self, record: Sweep, sweeps: list[Override]) -> None:
+        """Hand all jobs to the launcher at once, if every one of them composes."""
+        jobs = [Job.of(number, chosen, record.folder) for number, chosen in enumerate(all_combinations(sweeps))]
+        planned = [(job, job.overrides(record.fixed)) for job in jobs]
+        for _, overrides in planned:
+            self.composer.compose(self.config, overrides)
+        with Progress(record):
+            self.run(record, planned)
+
+
+class Composer:
+    """Hydra's config loader, which keeps what it has composed for the launcher that asks for the same.
+
+    Each job is composed before it is handed out, so that an error shows at once; composing takes a good part of the
+    time that a small job costs. What is kept does not travel to other processes.
+    """
+
+    def __init__(self, loader: ConfigLoader) -> None:
+        self.loader = loader
+        self._kept: dict[tuple[str, ...], DictConfig] = {}
+
+    def compose(self, master: DictConfig, overrides: Sequence[str]) -> None:
+        """Compose a job's config and keep it, within bounds."""
+        composed = self.loader.load_sweep_config(master, list(overrides))
+        if len(self._kept) < KEPT:
+            self._kept[tuple(overrides)] = composed
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: Sequence[str]) -> DictConfig:
+        """What Hydra's loader returns; each kept config goes to one caller, who may change it."""
+        kept = self._kept.pop(tuple(sweep_overrides), None)
+        return self.loader.load_sweep_config(master_config, list(sweep_overrides)) if kept is None else kept
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":  # not yet there while this is unpickled
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"loader": self.loader, "_kept": {}}
+
+
+def _as_typed(value: Any) -> str:
+    """A value of ``sweep.params``: a text is taken as it is, a list for the values to choose from."""
+    if OmegaConf.is_list(value):
+        return f"choice({','.join(map(_as_typed, value))})"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def _check_installed(target: str, choice: str) -> None:
+    """A launcher's plugin must be there; ours lean on that of another distribution."""
+    package = {
+        "hydra_plugins.project.SlurmLauncher": "hydra_plugins.hydra_submitit_launcher",
+        "hydra_plugins.project.RayLauncher": "hydra_plugins.hydra_ray_launcher",
+    }.get(target, ".".join(target.split(".")[:2]))
+    if package.startswith("hydra_plugins.") and (
+        importlib.util.find_spec("hydra_plugins") is None or importlib.util.find_spec(package) is None
+    ):
+        name = package.partition(".")[2]
+        raise UserError(
+            f"hydra/launcher={choice} needs the package {name}, which is not installed: type "
+            f'pip install "project[{extra_of(name) or name}]"'
+        )

@@ -1,0 +1,49 @@
+"""What a run has set already, for the diagnosis, read from its Trainer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+import lightning as L
+import torch
+
+from project.tracking.remedies import Facts
+
+DATA_KEYS = ("num_workers", "prefetch_factor", "pin_memory", "batch_size")
+
+
+def facts_of(trainer: L.Trainer, module: L.LightningModule) -> Facts:
+    """The facts once training starts; the operations of a step are counted later."""
+    loader: Any = trainer.train_dataloader
+    datamodule = getattr(trainer, "datamodule", None)
+    on_gpu = trainer.strategy.root_device.type == "cuda"
+    has_compiler = on_gpu or any(map(shutil.which, ("c++", "g++", "clang++", "cl")))
+    return Facts(
+        num_workers=getattr(loader, "num_workers", 0),
+        prefetch_factor=getattr(loader, "prefetch_factor", None),
+        pin_memory=getattr(loader, "pin_memory", False),
+        batch_size=getattr(getattr(loader, "sampler", None), "global_batch_size", 0),
+        data_keys=frozenset(key for key in DATA_KEYS if hasattr(datamodule, key)),
+        on_gpu=on_gpu,
+        devices=max(1, trainer.num_devices),
+        ranks_here=max(1, trainer.world_size // trainer.num_nodes),
+        devices_here=torch.cuda.device_count() if on_gpu else 1,
+        several_hosts=trainer.num_nodes > 1,
+        strategy=type(trainer.strategy).__name__,
+        precision=str(trainer.precision),
+        compiled=any(part._compiled_call_impl is not None for part in module.modules()),
+        can_compile="compile" in module.hparams and has_compiler,
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        threads=torch.get_num_threads(),
+        accumulate=trainer.accumulate_grad_batches,
+        automatic=module.automatic_optimization,
+        log_every_n_steps=trainer.log_every_n_steps,  # type: ignore[attr-defined]
+    )
+
+
+def num_model_replicas(trainer: L.Trainer) -> int:
+    """Ranks, or groups of ranks that hold one model together, with batches of their own."""
+    kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
+    return int(kwargs.get("num_replicas", 1))

@@ -1,0 +1,129 @@
+"""What to type against what bounds a run: overrides that this run does not have yet and that its devices can use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rules must know of a run besides its times.
+
+    Attributes:
+        num_workers: Of the training loader; so for ``prefetch_factor`` and ``pin_memory``.
+        batch_size: Global.
+        data_keys: Which of these the data module takes.
+        on_gpu: Whether the ranks compute on GPUs.
+        devices: That ranks on this host use; under ``dp`` one rank uses several.
+        ranks_here: Ranks on this host.
+        devices_here: GPUs of this host.
+        several_hosts: Whether there are ranks on others.
+        strategy: Name of its class.
+        precision: As the Trainer has it.
+        compiled: Whether the net is compiled.
+        can_compile: Whether the model takes ``model.compile`` and there is a compiler.
+        cores: CPU cores of the host.
+        threads: CPU threads of a rank.
+        accumulate: Batches of a step of the optimizer.
+        automatic: Whether Lightning runs the optimizer.
+        log_every_n_steps: As the Trainer has it.
+        num_operations: Differentiable operations of a step, 0 where it is not known or the host does not wait for them.
+        operation_us: What the smallest operation takes on this host, forward and backward.
+    """
+
+    num_workers: int = 0
+    prefetch_factor: int | None = None
+    pin_memory: bool = False
+    batch_size: int = 0
+    data_keys: frozenset[str] = field(default_factory=frozenset)
+    on_gpu: bool = False
+    devices: int = 1
+    ranks_here: int = 1
+    devices_here: int = 1
+    several_hosts: bool = False
+    strategy: str = "auto"
+    precision: str = "32-true"
+    compiled: bool = False
+    can_compile: bool = False
+    cores: int = 1
+    threads: int = 1
+    accumulate: int = 1
+    automatic: bool = True
+    log_every_n_steps: int = 10
+    num_operations: int = 0
+    operation_us: float = 0.0
+
+    @property
+    def cores_per_rank(self) -> int:
+        return max(1, self.cores // self.ranks_here)
+
+
+UNCOMPILED = ("DataParallelStrategy", "LayerSplitStrategy", "PipelineStrategy")  # they refuse model.compile=true
+SPREAD = ("DDPStrategy", "SingleDeviceStrategy")  # more devices make their batches smaller, and nothing else
+Remedies = tuple[str, ...]
+
+
+def against_input(facts: Facts) -> Remedies:
+    """The loader waits for the dataset: fetch in several processes, one a core at most."""
+    advice = []
+    workers = min(facts.cores_per_rank, 2 * facts.num_workers or 4)
+    if workers > facts.num_workers:
+        advice.append(_data(facts, "num_workers", workers))
+    if facts.num_workers and (facts.prefetch_factor or 2) < 4:
+        advice.append(_data(facts, "prefetch_factor", 4))
+    return _known(advice)
+
+
+def against_transfer(facts: Facts) -> Remedies:
+    """A GPU reads page-locked memory faster."""
+    return _known([_data(facts, "pin_memory", "true")] if facts.on_gpu and not facts.pin_memory else [])
+
+
+def against_synchronisation(facts: Facts) -> Remedies:
+    """Send less often, or less: at most 3/4, nearly all (NCCL's bf16: half), and half of it vanish."""
+    advice: list[str | None] = []
+    if facts.automatic:
+        advice.append(f"trainer.accumulate_grad_batches={4 * facts.accumulate}")
+    if facts.strategy == "DDPStrategy":
+        advice.append(f"trainer/strategy={'ddp_bf16_compress' if facts.on_gpu else 'ddp_powersgd'}")
+    return _known([*advice, _larger_batch(facts)])
+
+
+def against_host(facts: Facts, by_operations: bool) -> Remedies:
+    """Fewer, larger operations; or fewer turns of the loop."""
+    advice = [_compile(facts)] if by_operations else []
+    if not by_operations and facts.log_every_n_steps < 100:
+        advice.append("trainer.log_every_n_steps=100")
+    return _known([*advice, _larger_batch(facts)])
+
+
+def against_computing(facts: Facts) -> Remedies:
+    """Compute faster, or on more devices."""
+    advice: list[str | None] = []
+    if facts.strategy == "DataParallelStrategy":
+        advice.append("trainer/strategy=ddp")
+    if facts.on_gpu and facts.precision in ("32-true", "32"):  # on CPUs without its instructions it is slower
+        advice.append("trainer.precision=bf16-mixed")
+    more = 2 * facts.devices
+    if facts.on_gpu and more <= facts.devices_here and not facts.several_hosts and facts.strategy in SPREAD:
+        advice.append(f"trainer.devices={more}")
+    if not facts.on_gpu and facts.threads < facts.cores_per_rank:
+        advice.append(f"launch.threads_per_rank={facts.cores_per_rank}")
+    return _known([*advice, _compile(facts)])
+
+
+def _compile(facts: Facts) -> str | None:
+    may = facts.can_compile and not facts.compiled and facts.strategy not in UNCOMPILED
+    return "model.compile=true" if may else None
+
+
+def _larger_batch(facts: Facts) -> str | None:
+    return _data(facts, "batch_size", 2 * facts.batch_size) if facts.batch_size else None
+
+
+def _data(facts: Facts, key: str, value: object) -> str | None:
+    return f"data.{key}={value}" if key in facts.data_keys else None
+
+
+def _known(advice: list[str | None]) -> Remedies:
+    return tuple(remedy for remedy in advice if remedy is not None)

@@ -1,0 +1,82 @@
+"""What is tried against what bounds a run."""
+
+from typing import Any
+
+import pytest
+
+from project.benchmarking.candidates import Machine, candidates, changes_results
+from project.benchmarking.optimize import merged, noise
+
+CPU = Machine(cores_per_rank=2, on_gpu=False, several=False)
+GPUS = Machine(cores_per_rank=8, on_gpu=True, several=True)
+
+
+def config(**data: Any) -> dict[str, Any]:
+    return {
+        "data": {"batch_size": 64, "num_workers": 0, "prefetch_factor": None, "pin_memory": False} | data,
+        "model": {"compile": False},
+        "optimizer": {"_target_": "torch.optim.AdamW", "lr": 0.1},
+        "trainer": {"strategy": "auto", "precision": "32-true", "accumulate_grad_batches": 2},
+    }
+
+
+def test_starving_input_is_tried_with_ever_more_workers() -> None:
+    assert candidates("input", ["data.num_workers=2"], config(), CPU) == [
+        "data.num_workers=2",
+        "data.num_workers=4",
+        "data.num_workers=8",
+        "data.num_workers=16",
+    ]
+    assert candidates("input", [], config(num_workers=8), CPU) == ["data.num_workers=16", "data.prefetch_factor=4"]
+
+
+def test_what_a_data_module_does_not_take_is_not_tried() -> None:
+    bare = config() | {"data": {"length": 3}}
+    assert candidates("input", [], bare, CPU) == []
+    assert not any("batch_size" in text for text in candidates("host", [], bare, CPU))
+
+
+def test_pinned_memory_helps_only_gpus() -> None:
+    assert candidates("transfer", [], config(), CPU) == []
+    assert candidates("transfer", [], config(), GPUS) == ["data.pin_memory=true"]
+
+
+def test_synchronisation_is_tried_away_on_several_ranks_only() -> None:
+    assert candidates("synchronisation", [], config(), CPU) == []
+    tried = candidates("synchronisation", ["trainer.accumulate_grad_batches=8"], config(), GPUS)
+    assert tried[0] == "trainer.accumulate_grad_batches=8"
+    assert {"trainer/strategy=ddp_static_graph", "trainer/strategy=ddp_bf16_compress"} <= set(tried)
+    assert len(tried) == len(set(tried))
+
+
+def test_an_argument_that_the_config_has_is_overridden_and_another_added() -> None:
+    assert "+optimizer.fused=true" in candidates("compute", [], config(), CPU)
+    has = config() | {"optimizer": {"_target_": "torch.optim.SGD", "fused": None}}
+    assert "optimizer.fused=true" in candidates("compute", [], has, CPU)
+    fused = config() | {"optimizer": {"_target_": "torch.optim.SGD", "fused": True}}
+    assert not any("fused" in text for text in candidates("compute", [], fused, CPU))
+
+
+@pytest.mark.parametrize(
+    ("override", "changes"),
+    [
+        ("data.num_workers=4", False),
+        ("model.compile=true", False),
+        ("trainer/strategy=ddp_static_graph", False),
+        ("data.batch_size=128", True),
+        ("trainer.precision=bf16-mixed", True),
+        ("trainer.accumulate_grad_batches=4", True),
+        ("trainer/strategy=ddp_powersgd", True),
+    ],
+)
+def test_what_changes_results_is_marked(override: str, changes: bool) -> None:
+    assert changes_results(override) is changes
+
+
+def test_a_later_override_replaces_an_earlier_one_of_its_key() -> None:
+    assert merged(["a=1", "+b=2", "c=3"], ["b=4", "+c=5"]) == ["a=1", "b=4", "+c=5"]
+
+
+def test_noise_is_the_largest_half_spread() -> None:
+    assert noise([100, 100], [90, 110]) == pytest.approx(0.1)
+    assert noise([5.0]) == 0

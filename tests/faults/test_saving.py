@@ -1,0 +1,139 @@
+"""Which checkpoints there are, when they are written, and how a damaged one is known."""
+
+import errno
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+
+from faults.noisy import NoisyData, NoisyModel
+from project.errors import UserError
+from project.launch.loops import install
+from project.launch.saving import BestCheckpoints, LastCheckpoint
+from project.strategies.checkpoint_files import CheckpointFiles, damage, newest, numbered, put
+
+
+def fit(folder: Path, *callbacks: L.Callback, **more: object) -> L.Trainer:
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=4, callbacks=list(callbacks), plugins=[CheckpointFiles()], logger=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder, num_sanity_val_steps=0,
+        **more,
+    )  # fmt: skip
+    install(trainer)
+    torch.manual_seed(0)
+    trainer.fit(NoisyModel(), datamodule=NoisyData())
+    return trainer
+
+
+def steps(folder: Path) -> dict[str, int]:
+    return {path.name: torch.load(path, weights_only=True)["global_step"] for path in sorted(folder.glob("*.ckpt"))}
+
+
+def test_last_states_are_kept_by_epochs(tmp_path: Path) -> None:
+    fit(tmp_path, LastCheckpoint(str(tmp_path), keep=3))
+    assert steps(tmp_path) == {"last.ckpt": 24, "last-1.ckpt": 18, "last-2.ckpt": 12}
+
+
+def test_last_states_are_kept_by_steps_and_the_end_is_always_saved(tmp_path: Path) -> None:
+    fit(tmp_path, LastCheckpoint(str(tmp_path), keep=4, every_n_epochs=None, every_n_steps=10))
+    assert steps(tmp_path) == {"last.ckpt": 24, "last-1.ckpt": 20, "last-2.ckpt": 10}
+
+
+def test_last_states_are_kept_by_time(tmp_path: Path) -> None:
+    fit(tmp_path, LastCheckpoint(str(tmp_path), keep=100, every_n_epochs=None, every_s=1e-6))
+    assert set(steps(tmp_path).values()) >= {1, 2, 3, 24}
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_best_states_are_ranked(tmp_path: Path, mode: str) -> None:
+    values = [3.0, 1.0, float("nan"), 2.0]
+
+    class Scored(NoisyModel):
+        def on_validation_epoch_end(self) -> None:
+            self.log("score", values[self.trainer.current_epoch])
+
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=4, plugins=[CheckpointFiles()], logger=False, enable_progress_bar=False,
+        callbacks=[best := BestCheckpoints(str(tmp_path), "score", mode, keep=3)], num_sanity_val_steps=0,
+        enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(Scored(), datamodule=NoisyData())
+    ranked = {"min": [12, 24, 6], "max": [6, 24, 12]}[mode]
+    assert steps(tmp_path) == dict(zip(["best.ckpt", "best-1.ckpt", "best-2.ckpt"], ranked, strict=True))
+    assert best.scores == sorted([1.0, 2.0, 3.0], reverse=mode == "max")
+    assert best.best_model_path == str(tmp_path / "best.ckpt")
+
+
+def test_no_metric_takes_the_last_as_the_best(tmp_path: Path) -> None:
+    fit(tmp_path, BestCheckpoints(str(tmp_path), None))
+    assert steps(tmp_path) == {"best.ckpt": 24}
+
+
+@pytest.mark.parametrize("arguments", [{"keep": 0}, {"every_n_steps": 0}, {"every_n_epochs": 0}, {"every_s": 0}])
+def test_interval_that_cant_be_is_told(arguments: dict[str, int]) -> None:
+    (name,) = arguments
+    with pytest.raises(UserError, match=rf"callbacks\.last\.{name}=0 can't be: type a "):
+        LastCheckpoint("folder", **arguments)
+    with pytest.raises(UserError, match=r"callbacks\.best\.keep=0 can't be"):
+        BestCheckpoints("folder", None, keep=0)
+
+
+def test_what_is_put_in_moves_the_others_down(tmp_path: Path) -> None:
+    path = tmp_path / "best.ckpt"
+    for number, (name, place) in enumerate([("a", 0), ("b", 1), ("c", 0), ("d", 1)]):
+        written = tmp_path / f"{number}.part"
+        if name == "b":  # a folder of shards among files
+            written.mkdir()
+            (written / "meta").write_text(name)
+        else:
+            written.write_text(name)
+        put(written, path, place, keep=3)
+    names = [(numbered(path, n) / "meta" if numbered(path, n).is_dir() else numbered(path, n)) for n in range(3)]
+    assert [name.read_text() for name in names] == ["c", "d", "a"]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_every_flipped_bit_of_a_tensor_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    torch.save({"weights": torch.arange(4096.0)}, path)
+    whole = path.read_bytes()
+    assert damage(path) is None
+    start = whole.index(torch.arange(4096.0).numpy().tobytes())
+    for place in range(start, start + 4 * 4096, 997):
+        content = bytearray(whole)
+        content[place] ^= 1 << place % 8
+        path.write_bytes(content)
+        assert "the checksum of" in (damage(path) or "")
+    for length in (0, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        assert damage(path) == "it is not whole"
+
+
+def test_newest_whole_one_is_found_and_what_a_killed_run_left_is_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(11):
+        torch.save({"number": number}, numbered(tmp_path / "last.ckpt", number))
+    (tmp_path / "last.ckpt.part").write_text("half")
+    for number in (0, 1):
+        numbered(tmp_path / "last.ckpt", number).write_text("damaged")
+    assert newest(tmp_path) == tmp_path / "last-2.ckpt"
+    assert capsys.readouterr().out.count("is damaged (it is not whole)") == 2
+    assert not (tmp_path / "last.ckpt.part").exists()
+    assert newest(tmp_path / "elsewhere") is None
+
+
+def test_only_errors_of_the_disk_are_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = CheckpointFiles()
+    with pytest.raises(Exception, match="pickle"):
+        files.save_checkpoint({"function": lambda: None}, tmp_path / "last.ckpt")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.warns(UserWarning, match="could not be written .No space left on device, .* training goes on"):
+        files.save_checkpoint({}, tmp_path / "last.ckpt")
+    assert files.failure
+    assert list(tmp_path.iterdir()) == []

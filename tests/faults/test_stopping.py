@@ -1,0 +1,92 @@
+"""Signals that ask a run to stop: it saves, ends, and goes on as if nothing had been."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faults.kill_and_resume import differences, last
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+LONG = ("++model.sleep_s=0.02", "trainer.max_epochs=50", "callbacks.last.every_n_epochs=1000")
+Start = Callable[..., Any]
+
+
+def step_of(folder: Path) -> int:
+    return int(last(folder)["global_step"])
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGUSR1", 138), ("SIGINT", 130)])
+def test_signal_saves_and_ends_with_the_code_of_a_shell(start: Start, name: str, code: int, devices: int) -> None:
+    command = start(*LONG, f"trainer.devices={devices}", "callbacks.last.every_n_steps=3")
+    command.until_saved()
+    before = step_of(command.folder)
+    began = time.monotonic()
+    os.kill(command.pid, getattr(signal, name))
+    assert command.wait() == code
+    assert time.monotonic() - began < 10
+    assert f"Stopped by {name}; its state is saved. To go on: python -m project.train resume=run" in command.output()
+    assert step_of(command.folder) >= before
+    assert "Traceback" not in command.output()
+    again = start("resume=run", "trainer.max_steps=60", "++model.sleep_s=0")
+    assert again.wait(60) == 0, again.output()
+    assert "Going on after step" in command.log_of(0)
+    assert step_of(command.folder) == 60
+
+
+def test_signal_to_one_rank_stops_all_at_the_same_step(start: Start) -> None:
+    command = start(*LONG, "trainer.devices=2")
+    command.until(lambda: (command.folder / "tensorboard").exists() and len(command.ranks()) == 2)
+    time.sleep(1)
+    command.ranks()[1].send_signal(signal.SIGTERM)
+    assert command.wait() == 143
+    assert "its state is saved" in command.output()
+    states = last(command.folder)["ranks"]["of_ranks"]
+    assert len(states) == 2
+
+
+def test_second_ctrl_c_ends_at_once(start: Start) -> None:
+    command = start(*LONG, "trainer.devices=2", "++model.at=5", "++model.who=1", "++model.what=wait")
+    command.until(lambda: (command.folder / "tensorboard").exists() and len(command.ranks()) == 2)
+    time.sleep(1)
+    os.kill(command.pid, signal.SIGINT)
+    time.sleep(1)
+    assert command.process.is_alive()  # it waits for the end of a step that does not come
+    began = time.monotonic()
+    os.kill(command.pid, signal.SIGINT)
+    assert command.wait() == 130
+    assert time.monotonic() - began < 5
+
+
+def test_run_that_does_not_come_to_the_end_of_a_step_is_ended_after_the_grace_time(start: Start) -> None:
+    command = start(
+        *LONG, "trainer.devices=2", "++model.at=5", "++model.who=1", "++model.what=wait", "launch.grace_s=2"
+    )  # fmt: skip
+    command.until(lambda: (command.folder / "tensorboard").exists() and len(command.ranks()) == 2)
+    time.sleep(1)
+    os.kill(command.pid, signal.SIGTERM)
+    assert command.wait() == 143
+    assert "did not come to the end of a step within launch.grace_s=2 of SIGTERM" in command.output()
+
+
+@pytest.mark.parametrize("moment", ["validation", "last step of an epoch"])
+def test_run_stopped_around_a_validation_goes_on_exactly(start: Start, tmp_path: Path, moment: str) -> None:
+    """The signal comes while the ranks validate, or in the step before; either way nothing is lost or done twice."""
+    step = 12 if moment == "validation" else 11
+    marks = ("++model.signal_at=12", "++model.at=-1") if moment == "validation" else (
+        "++model.signal_at=-1", f"++model.at={step}", "++model.who=1", "++model.what=SIGTERM"
+    )  # fmt: skip
+    command = start("trainer.devices=2", "trainer.max_epochs=4", *marks)
+    assert command.wait(60) == 143
+    assert "its state is saved" in command.output()
+    assert start("resume=run", "++model.at=-1", "++model.signal_at=-1").wait(60) == 0
+    disturbed = last(command.folder)
+    whole = start("trainer.devices=2", "trainer.max_epochs=4", "paths.run_dir=whole")
+    assert whole.wait(60) == 0
+    assert differences(last(tmp_path / "whole"), disturbed) == []

@@ -1,0 +1,64 @@
+"""A job that is started again finds its run."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from project.launch import requeue
+
+COMMAND = ["train", "seed=1"]
+
+
+@pytest.fixture(autouse=True)
+def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "TORCHELASTIC_"))]:
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize("launcher", ["SLURM", "TORCHELASTIC"])
+def test_run_is_found_by_the_same_command_of_the_same_job_that_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    requeue.remember(tmp_path, COMMAND, folder)
+    assert list(tmp_path.iterdir()) == [folder]  # no job, nothing to remember
+    job = "SLURM_JOB_ID" if launcher == "SLURM" else "TORCHELASTIC_RUN_ID"
+    monkeypatch.setenv(job, "7")
+    requeue.remember(tmp_path, COMMAND, folder)
+    (folder / "config.yaml").touch()
+    assert requeue.remembered(tmp_path, COMMAND) is None  # not started again
+    monkeypatch.setenv(f"{launcher}_RESTART_COUNT", "1")
+    assert requeue.remembered(tmp_path, COMMAND) == folder
+    assert requeue.remembered(tmp_path, ["train", "seed=2"]) is None
+    monkeypatch.setenv(job, "8")
+    assert requeue.remembered(tmp_path, COMMAND) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"), [("SIGUSR1", True), ("SIGUSR2", True), ("SIGTERM", False), ("SIGINT", False)]
+)
+def test_only_a_warning_of_the_end_puts_a_job_into_the_queue_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, asked: bool
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert requeue.requeue(getattr(signal, name)) is None  # no job
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    monkeypatch.setenv("SLURM_JOB_ID", "9")
+    told = requeue.requeue(getattr(signal, name))
+    assert told == ("SLURM's job 7_3 is in the queue again" if asked else None)
+    assert (tmp_path / "asked").exists() is asked
+    if asked:
+        assert (tmp_path / "asked").read_text() == "requeue 7_3\n"
+
+
+def test_failure_to_requeue_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "9")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "job 9 could not be requeued" in (requeue.requeue(signal.SIGUSR1) or "")

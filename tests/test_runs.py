@@ -1,0 +1,134 @@
+"""The ledger over run folders."""
+
+import csv
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from project.errors import UserError
+from project.runs import main
+from project.sweep import ledger
+from project.sweep.tensorboard import link
+from sweep.folders import make_sweep, write_run
+
+
+@pytest.fixture
+def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two single runs, and a sweep of two jobs."""
+    monkeypatch.chdir(tmp_path)
+    outputs = tmp_path / "outputs"
+    write_run(
+        outputs / "mlp" / "monday",
+        metrics={"val/loss": 0.4, "test/f1": 0.9},
+        objective=0.3,
+        overrides=["optimizer.lr=0.1"],
+        config={"optimizer": {"lr": 0.1}, "data": {"batch_size": 64}},
+    )
+    write_run(outputs / "mlp" / "tuesday", state="failed", error="RuntimeError: out of memory")
+    sweep = make_sweep(outputs / "mlp" / "sweep_1", {"seed": "1"}, {"seed": "2"})
+    for job, loss in zip(sweep.jobs, (0.2, 0.1), strict=True):
+        write_run(job.folder, metrics={"val/loss": loss, "test/f1": loss}, objective=loss, overrides=[f"seed={loss}"])
+        (job.folder / "tensorboard").mkdir()
+    return outputs
+
+
+def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, str]]:
+    assert main([*arguments, "--format", "csv"]) == 0
+    return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+
+
+@pytest.mark.usefixtures("outputs")
+def test_list_has_a_row_a_run_with_what_came_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {row["run"]: row for row in rows(capsys, "list")}
+    assert found.keys() == {"mlp/monday", "mlp/tuesday", "mlp/sweep_1/0_seed=1", "mlp/sweep_1/1_seed=2"}
+    assert found["mlp/monday"] | {"git": ""} == {
+        "run": "mlp/monday", "state": "finished", "metric": "val/loss", "value": "0.3", "seconds": "10.0", "ranks": "2",
+        "git": "", "overrides": "optimizer.lr=0.1",
+    }  # fmt: skip
+    assert found["mlp/tuesday"]["state"] == "failed: RuntimeError: out of memory"
+
+
+@pytest.mark.usefixtures("outputs")
+def test_best_sorts_finished_runs_by_what_they_monitored_or_by_another_metric(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert [row["value"] for row in rows(capsys, "best")] == ["0.1", "0.2", "0.3"]
+    assert [row["value"] for row in rows(capsys, "best", "-n", "1")] == ["0.1"]
+    assert [row["value"] for row in rows(capsys, "best", "--metric", "test/f1", "--mode", "max")] == [
+        "0.9",
+        "0.2",
+        "0.1",
+    ]
+
+
+@pytest.mark.usefixtures("outputs")
+def test_compare_shows_only_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {row[""]: row for row in rows(capsys, "compare", "monday", "0_seed=1")}
+    assert found["optimizer.lr"]["mlp/monday"] == "0.1"
+    assert found["optimizer.lr"]["mlp/sweep_1/0_seed=1"] == ""
+    assert "monitor" not in found
+    assert found["val/loss"]["mlp/sweep_1/0_seed=1"] == "0.2"
+
+
+def test_selection_is_a_folder_or_a_part_of_name_or_overrides(outputs: Path) -> None:
+    def names(*selection: str) -> set[str]:
+        return {run.name for run in ledger.find(selection, outputs)}
+
+    assert names("outputs/mlp/sweep_1") == {"0_seed=1", "1_seed=2"}
+    assert names("outputs/mlp/monday") == {"monday"}
+    assert names("optimizer.lr=0.1") == {"mlp/monday"}
+    assert names("tues", "mlp/monday") == {"mlp/tuesday", "mlp/monday"}
+
+
+@pytest.mark.usefixtures("outputs")
+def test_markdown_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--format", "markdown"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("| run | state |")
+    assert len({line.count("|") for line in lines}) == 1
+
+
+def test_report_of_a_sweep_in_progress_is_written(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_sweep(outputs / "sweep_2", {"seed": "1"}, {"seed": "2"}, fixed=["optimizer=sgd"], experiment="digits_cnn")
+    write_run(outputs / "sweep_2" / "0_seed=1", metrics={"val/loss": 0.2}, objective=0.2)
+    assert main(["report", str(outputs / "sweep_2")]) == 0
+    assert "waiting" in (outputs / "sweep_2" / "results.csv").read_text()
+    assert "override /optimizer: sgd" in (outputs / "sweep_2" / "best.yaml").read_text()
+    assert "The best of 2 runs" in capsys.readouterr().out
+
+
+def test_tensorboard_is_given_exactly_the_chosen_runs_under_their_names(outputs: Path, tmp_path: Path) -> None:
+    names = link(ledger.find(["outputs/mlp/sweep_1"], outputs), tmp_path / "links")
+    assert names == ["0_seed=1", "1_seed=2"]
+    assert (tmp_path / "links" / "0_seed=1").resolve() == (outputs / "mlp/sweep_1/0_seed=1/tensorboard").resolve()
+    with pytest.raises(UserError, match="none of these 1 run"):
+        link(ledger.find(["monday"], outputs), tmp_path / "others")
+
+
+@pytest.mark.usefixtures("outputs")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["list", "wednesday"], "no run is called wednesday"),
+        (["list", "mlp/mondey"], "did you mean mlp/monday?"),
+        (["compare", "monday"], "mlp/monday is one run, and two or more can be compared"),
+        (["best", "tuesday"], "no finished run has a value of what they monitored"),
+        (["best", "--metric", "nothing"], "no finished run has a value of --metric nothing"),
+        (["report", "outputs/mlp"], "is no folder of a sweep"),
+        (["list", "--outputs", "nowhere"], "no run is called nowhere or lies there"),
+    ],
+)
+def test_mistake_is_told_in_a_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:
+    assert main(arguments) == 1
+    assert sentence in capsys.readouterr().err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, project.runs as r; r.parser().format_help(); print({'torch', 'hydra', 'numpy'} & set(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert result.stdout.strip() == "set()"
