@@ -45,9 +45,9 @@ VALUES: dict[str, tuple[list[str], list[str]]] = {
     "trainer.limit_predict_batches": (["null", "0", "0.5", "10"], ["1.5", "-1", "true"]),
     "trainer.num_sanity_val_steps": (["0", "1", "-1"], ["-2", "1.5", "null"]),
     "trainer.log_every_n_steps": (["1", "50"], ["0", "1.5", "null"]),
-    "benchmark.strategies": (["[ddp]", "[dp,fsdp]"], ["ddp", "[]", "[deepspeed]", "null"]),
+    "benchmark.strategies": (["[ddp]", "[dp,fsdp]"], ["ddp", "[]", "[2]", "null"]),
     "benchmark.parts": (["[tiny]", "[start,config]"], ["tiny", "[]", "[all]", "null"]),
-    "benchmark.devices": (["2", "[2,4]"], ["1", "[]", "[1,2]", "null"]),
+    "benchmark.devices": (["2", "[1,2,4]"], ["0", "[]", "[0,2]", "null"]),
     "benchmark.step_ms": (["5", "[0.5,20]", "null"], ["0", "[]", "[-1]", "x"]),
     "benchmark.repeats": (["1"], ["0", "1.5", "null"]),
     "benchmark.warmup_steps": (["1"], ["0", "1.5", "null"]),
@@ -56,6 +56,12 @@ VALUES: dict[str, tuple[list[str], list[str]]] = {
     "benchmark.start_devices": (["2"], ["1", "1.5", "null"]),
     "benchmark.measured_s": (["0.1"], ["0", "x", "null"]),
     "benchmark.timeout_s": (["0.1"], ["0", "x", "null"]),
+    "benchmark.kinds": (["[weak]", "[strong,weak]"], ["weak", "[]", "[big]", "null"]),
+    "benchmark.batch_sizes": (["[]", "[1,16]"], ["1", "[0]", "[x]", "null"]),
+    "benchmark.calls": (["1"], ["0", "1.5", "null"]),
+    "benchmark.budget_s": (["0.1"], ["0", "x", "null"]),
+    "benchmark.min_gain": (["0", "0.03"], ["-0.1", "x", "null"]),
+    "benchmark.allow_inexact": (["true"], ["1", "x", "null"]),
 }
 GOOD = [(key, value) for key, (good, _) in VALUES.items() for value in good]
 BAD = [(key, value) for key, (_, bad) in VALUES.items() for value in bad]
@@ -63,9 +69,13 @@ BAD = [(key, value) for key, (_, bad) in VALUES.items() for value in bad]
 
 @pytest.fixture(scope="module")
 def base(compose: Compose) -> dict[str, Any]:
-    """The config of a training run; ``format`` and ``split`` are predict's, ``benchmark`` is that of both kinds."""
-    of_overhead = (f"+benchmark.{key}" for key in ("parts=[tiny]", "measured_s=1", "epochs=1", "start_devices=4"))
-    return plain(compose("+format=csv", "+split=test", "+benchmark=strategies", *of_overhead))
+    """The config of a training run; ``format`` and ``split`` are predict's, ``benchmark`` is that of all kinds."""
+    of_others = (
+        "parts=[tiny]", "measured_s=1", "epochs=1", "start_devices=4", "kinds=[weak]", "batch_sizes=[1]", "calls=1",
+        "budget_s=1", "min_gain=0.1", "allow_inexact=false",
+    )  # fmt: skip
+    added = (f"+benchmark.{key}" for key in of_others)
+    return plain(compose("+format=csv", "+split=test", "+benchmark=strategies", *added))
 
 
 @pytest.fixture(scope="module")
