@@ -78,13 +78,8 @@ def test_renaming_in_place_wants_all_changes_kept(tmp_path: Path) -> None:
 
 
 def test_without_git_caches_and_outputs_are_left_out(tmp_path: Path) -> None:
-    for name in (
-        "src/project/a.py",
-        "src/project/__pycache__/a.pyc",
-        "outputs/run/x",
-        "src/project/data/b.py",
-        "README.md",
-    ):
+    kept = ["README.md", "src/project/a.py", "src/project/data/b.py"]
+    for name in (*kept, "src/project/__pycache__/a.pyc", "outputs/run/x"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     assert [str(path) for path in rename.files(tmp_path)] == kept
