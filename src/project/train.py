@@ -25,6 +25,7 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
     from project.launch.last_window import LastWindow
     from project.launch.loops import install
     from project.launch.monitor import MonitorCheck
+    from project.launch.progress_display import display_of
     from project.launch.rank import cluster_environment
     from project.launch.rank_states import RankStates
     from project.launch.run_folder import write_metrics
@@ -46,6 +47,7 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
         continue_curves(loggers, start)
     of_search = pruning(config)
     states = RankStates(config["seed"])
+    callbacks = build_all(config, "callbacks")
     trainer: L.Trainer = build(
         config,
         "trainer",
@@ -55,7 +57,8 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
             states,
             FinalValidation(),
             LastWindow(),
-            *build_all(config, "callbacks"),
+            *callbacks,
+            *display_of(config, callbacks),
             *of_search,
             ConfigInCheckpoint(masked(config)),
         ],

@@ -91,3 +91,8 @@ def test_evaluation_step_reads_the_same_samples_on_any_number_of_ranks(num_repli
 def test_evaluation_refuses_more_ranks_than_samples() -> None:
     with pytest.raises(ValueError, match=r"3 samples can't be spread over 4 ranks: type trainer.devices=3 or"):
         EvaluationBatches(3, 8, 0, 4)
+
+
+def test_an_empty_train_set_is_told() -> None:
+    with pytest.raises(ValueError, match="the train set is empty"):
+        TrainBatches(0, 4, rank=0, num_replicas=1, seed=0)

@@ -159,3 +159,10 @@ def test_ranks_of_this_host_are_what_the_launcher_says(
 )
 def test_a_rank_takes_the_cuda_device_at_its_place(typed: Any, local_rank: int, device: int) -> None:
     assert devices.local_cuda_device(typed, local_rank) == device
+
+
+def test_more_processes_than_a_host_can_start_are_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"trainer\.devices=1000000000: each CPU rank is a process.*type trainer\.devices="
+    ):
+        devices.count("cpu", 10**9)

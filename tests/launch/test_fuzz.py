@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from project.errors import sentence
 from project.launch import combinations, job, preflight
-from project.launch.composition import _walk, config_folder, explain, register_resolvers
+from project.launch.composition import _walk, check_choices, config_folder, explain, register_resolvers
 from project.launch.from_checkpoint import compose_from_checkpoint
 from project.launch.resume import compose_resumed
 
@@ -48,12 +48,13 @@ def told(error: Exception) -> str | None:
     return sentence(error) or explain(error, "train")
 
 
-@settings(max_examples=120, deadline=5000, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.lists(st.one_of(keyed, keyed, chosen, anything), min_size=1, max_size=4))
 def test_overrides_get_a_config_or_a_sentence(overrides: list[str]) -> None:
     try:
         arguments = ["train", *overrides]
         compose_resumed("train", arguments)
+        check_choices(arguments)
         config: dict[str, Any] = job._plain(composed(*arguments[1:]), overrides)
         preflight.check(config)
         combinations.check(config)
@@ -65,7 +66,7 @@ def test_overrides_get_a_config_or_a_sentence(overrides: list[str]) -> None:
         assert 0 < len(words) < 3000
 
 
-@settings(max_examples=40, deadline=5000, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.sampled_from(["ckpt_path", "resume"]), st.one_of(values, anything), st.lists(keyed, max_size=2))
 def test_paths_get_a_sentence(name: str, value: str, more: list[str]) -> None:
     arguments = ["train", f"{name}={value}", *more]

@@ -232,6 +232,8 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "    def __init__(self, optimizer, width=1): ...\n"
         "class Open:\n"
         "    def __init__(self, **anything): ...\n"
+        "class Net:\n"
+        "    def __init__(self, num_classes): ...\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -266,3 +268,24 @@ def test_what_a_class_that_was_put_in_does_not_take_is_left_out(
     kept = {name for name in before["model"] if f"model.{name}" not in left_out}
     assert config["model"] == {name: before["model"][name] for name in kept}
     assert config["data"] == before["data"]
+
+
+@pytest.mark.usefixtures("mine")
+def test_a_net_that_was_put_in_is_given_what_it_takes(compose: Compose) -> None:
+    overrides = ["model.net._target_=mine_for_preflight.Net"]
+    config = plain(compose(*overrides))
+    preflight.fit_to_targets(config, overrides)
+    assert config["model"]["net"].keys() == {"_target_", "num_classes"}
+
+
+@pytest.mark.usefixtures("mine")
+@pytest.mark.parametrize("typed", ["scheduler=warmup_cosine", "scheduler.interval=epoch"])
+def test_what_is_typed_for_a_group_that_the_model_does_not_read_is_refused(compose: Compose, typed: str) -> None:
+    overrides = ["model._target_=mine_for_preflight.Strict", typed]
+    config = plain(compose(*overrides))
+    with pytest.raises(UserError, match=r"scheduler.* was typed, but model\._target_=.*Strict takes no scheduler"):
+        preflight.fit_to_targets(config, overrides)
+    untyped = plain(compose(overrides[0]))
+    preflight.fit_to_targets(untyped, overrides[:1])
+    assert "scheduler" not in untyped  # so that it is not shown as a hyperparameter either
+    assert "optimizer" in untyped

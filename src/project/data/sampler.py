@@ -58,6 +58,8 @@ class TrainBatches(_RankBatches):
                 f"data.batch_size={global_batch_size} is the global batch size and {num_replicas} ranks "
                 f"can't share it equally: type {' or '.join(f'data.batch_size={size}' for size in choices)}"
             )
+        if length == 0:
+            raise ValueError("the train set is empty: check the path and the filters of your data")
         if length < global_batch_size * batches_per_step:
             largest = length // batches_per_step // num_replicas * num_replicas
             remedy = f"data.batch_size={largest} or less" if largest else f"trainer.devices={max(length, 1)} or fewer"

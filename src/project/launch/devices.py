@@ -106,10 +106,20 @@ def count(accelerator: str, devices: Any) -> int:
     return _count_on_cpu(wanted)
 
 
+RANKS_PER_CORE = 32  # more processes than that are a slip of the keyboard, and could not all be started
+
+
 def _count_on_cpu(wanted: Devices) -> int:
     if wanted in ("auto", -1):
         return 1
-    return len(wanted) if isinstance(wanted, list) else int(wanted)
+    ranks = len(wanted) if isinstance(wanted, list) else int(wanted)
+    cores = os.cpu_count() or 1
+    if ranks > RANKS_PER_CORE * cores:
+        raise UserError(
+            f"trainer.devices={ranks}: each CPU rank is a process, and this host has {cores} core(s): "
+            f"type trainer.devices={cores}, or up to {RANKS_PER_CORE * cores}"
+        )
+    return ranks
 
 
 def count_gpus(accelerator: str, devices: Any) -> int:

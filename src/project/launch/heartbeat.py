@@ -30,6 +30,10 @@ class Beat:
         if self._memory is not None:
             RECORD.pack_into(self._memory, self._offset, step, PHASES.index(phase), time.monotonic_ns())
 
+    def signs(self) -> list[Sign]:
+        """Of all ranks of this host that are at work; none where nobody watches."""
+        return [] if self._memory is None else _signs(self._memory[:])
+
     def rest(self) -> None:
         """From here on the rank may take its time."""
         self(0, AT_REST)
@@ -66,9 +70,13 @@ class Heartbeats:
 
     def read(self) -> list[Sign]:
         """Of ranks that are at work."""
-        now = time.monotonic_ns()
-        signs = []
-        for rank, (step, phase, at) in enumerate(RECORD.iter_unpack(self.path.read_bytes())):
-            if phase:
-                signs.append(Sign(rank, step, PHASES[phase], (now - at) / 1e9))
-        return signs
+        return _signs(self.path.read_bytes())
+
+
+def _signs(records: bytes) -> list[Sign]:
+    now = time.monotonic_ns()
+    return [
+        Sign(rank, step, PHASES[phase], (now - at) / 1e9)
+        for rank, (step, phase, at) in enumerate(RECORD.iter_unpack(records))
+        if phase
+    ]

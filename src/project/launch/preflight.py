@@ -187,16 +187,31 @@ def fit_to_targets(config: Config, overrides: list[str]) -> list[str]:
     """
     typed = {text.lstrip("+").partition("=")[0].replace("/", ".") for text in overrides}
     left_out: list[str] = []
-    for key in ("data", "model"):
-        if f"{key}._target_" not in typed:
+    for key in ("data", "model", "model.net"):
+        node = _select(config, key)
+        if f"{key}._target_" not in typed or not isinstance(node, dict):
             continue
-        accepted = accepted_arguments(locate(config[key]["_target_"], key))
-        for name in list(config[key]):
+        accepted = accepted_arguments(locate(node["_target_"], key))
+        for name in list(node):
             kept = name.startswith("_") or accepted is None or name in accepted
             if not kept and not any(t == f"{key}.{name}" or t.startswith(f"{key}.{name}.") for t in typed):
-                del config[key][name]
+                del node[name]
                 left_out.append(f"{key}.{name}")
+    for group in ("optimizer", "scheduler"):
+        if f"model.{group}" in left_out:
+            _drop_unused(config, group, typed)
     return left_out
+
+
+def _drop_unused(config: Config, group: str, typed: set[str]) -> None:
+    """Take out a group that the model which was put in does not read; what was typed for it would be ignored."""
+    ignored = sorted(key for key in typed if key == group or key.startswith(f"{group}."))
+    if ignored:
+        raise UserError(
+            f"{ignored[0]} was typed, but model._target_={config['model']['_target_']} takes no {group}, so nothing "
+            f"would come of it: leave it out, or give the class an argument {group}"
+        )
+    config.pop(group, None)
 
 
 def targets(node: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -27,13 +27,17 @@ def summarize(kind: str, config: dict[str, Any], run: Run, outcome: Outcome) -> 
     table = Table(title=f"{kind} {config.get('name', 'unnamed')}", show_header=False, title_justify="left")
     for name, value in outcome.metrics.items():
         table.add_row(name, readable(value))
+    if kind == "train" and config.get("monitor") and outcome.checkpoint and outcome.objective is not None:
+        # val/* are of the last epoch, test/* of the best checkpoint.
+        table.add_row(f"best {config['monitor']}", readable(outcome.objective))
     table.add_section()
     if outcome.steps is not None:
         table.add_row("epochs, steps", f"{outcome.epochs}, {outcome.steps}")
     if outcome.first_step_s is not None:
         table.add_row("first step after", f"{outcome.first_step_s:.1f} s")
     if outcome.train_s is not None:
-        table.add_row("training time", f"{outcome.train_s:.1f} s on {outcome.world_size} rank(s)")
+        ranks = "1 rank" if outcome.world_size == 1 else f"{outcome.world_size} ranks"
+        table.add_row("training time", f"{outcome.train_s:.1f} s on {ranks}")
     if outcome.samples_per_s is not None:
         table.add_row("samples per second", f"{outcome.samples_per_s:,.0f}")
     if outcome.checkpoint:
