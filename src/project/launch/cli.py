@@ -13,9 +13,9 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from project.errors import FULL_ERROR, full_tracebacks, sentence
-from project.launch.composition import config_folder, explain, register_resolvers, take_experiment_file
+from project.launch.composition import check_choices, config_folder, explain, register_resolvers, take_experiment_file
 from project.launch.run import Outcome
-from project.sweep.plugins import register_plugins
+from project.sweep.plugins import ask_for_several_jobs, register_plugins
 
 Prepare = Callable[[str, list[str]], str]
 Job = Callable[[str, DictConfig, list[str], str, Path | None], Outcome]
@@ -53,9 +53,12 @@ def run(name: str, function: str, prepare: Prepare | None = None, job: Job | Non
     try:
         # With this set, Hydra raises what went wrong instead of printing it.
         os.environ[FULL_ERROR] = "1"
+        flags_first(sys.argv)
         config_name = prepare(name, sys.argv) if prepare else name
         register_plugins()
+        ask_for_several_jobs(sys.argv)
         take_experiment_file(sys.argv)
+        check_choices(sys.argv)
 
         def task(composed: DictConfig) -> float | None:
             from hydra.core.hydra_config import HydraConfig
@@ -92,6 +95,12 @@ def run(name: str, function: str, prepare: Prepare | None = None, job: Job | Non
     except Exception as error:
         return _tell(error, config_name, wants_traceback)
     return 0
+
+
+def flags_first(arguments: list[str]) -> None:
+    """Put ``-m`` before the overrides: in their middle, Hydra's parser does not know those behind it."""
+    flags = [argument for argument in arguments[1:] if argument in ("-m", "--multirun")]
+    arguments[1:] = flags + [argument for argument in arguments[1:] if argument not in flags]
 
 
 def _tell(error: Exception, config_name: str, wants_traceback: bool) -> int:
