@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from comparison import Run
+from project.tracking.charts import page_url
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SCREENSHOTS = Path(__file__).parents[1] / "build" / "screenshots"
@@ -58,7 +59,7 @@ def opened(browser: Any, address: str, name: str) -> Iterator[Any]:
     page = browser.new_page(viewport={"width": 1600, "height": 1200})
     page.set_default_timeout(60_000)
     try:
-        page.goto(f"{address}#{name}")
+        page.goto(f"{address.partition('#')[0]}#{name}")
         yield page
     finally:
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
@@ -79,6 +80,10 @@ def test_a_run_of_two_ranks_shows_both_and_its_diagnosis(run: Run, browser: Any)
             colors = {line.evaluate("line => getComputedStyle(line).stroke") for line in lines.all()}
             assert len(colors) >= 3
             page.wait_for_timeout(1500)  # the curves glide to their places
+        with opened(browser, page_url(int(address.rstrip("/").rpartition(":")[2])), "timeseries") as page:
+            pinned = page.locator("metrics-pinned-view")
+            for tag in ("train/loss", "speed/samples_per_s"):
+                pinned.get_by_text(tag.partition("/")[2], exact=False).first.wait_for()
         with opened(browser, address, "text") as page:
             page.get_by_text("diagnosis/text_summary").first.wait_for()
             page.get_by_text(re.compile("bound by ")).first.wait_for()

@@ -1,6 +1,6 @@
 """What the flight recorder tells of collectives, and what is known of those of other ranks."""
 
-import json
+import pickle
 from typing import Any
 
 import pytest
@@ -102,7 +102,7 @@ def test_ranks_that_did_not_do_the_same_are_unknown(marks: Marks) -> None:
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, *dumped: dict[str, Any]) -> None:
-    monkeypatch.setattr(module, "_dump", lambda: lambda *_: json.dumps({"entries": dumped}))
+    monkeypatch.setattr(module, "_dump", lambda: lambda *_: pickle.dumps({"entries": dumped}))
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
 
 
@@ -136,9 +136,9 @@ def test_the_last_of_many_are_kept(marks: Marks, monkeypatch: pytest.MonkeyPatch
     assert round(1e9 * came.came_s[-1]) == 10 + KEPT + 49
 
 
-@pytest.mark.parametrize("dumped", ["not json", "{}", '{"entries": [{}]}'])
+@pytest.mark.parametrize("dumped", [b"no pickle", pickle.dumps({}), pickle.dumps({"entries": [{}]})])
 def test_a_recorder_that_tells_something_else_is_no_error(
-    dumped: str, marks: Marks, monkeypatch: pytest.MonkeyPatch
+    dumped: bytes, marks: Marks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_dump", lambda: lambda *_: dumped)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)

@@ -27,7 +27,7 @@ from project.tracking.windows import FIELDS, Ranks, Window
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-WINDOWS = 100_000  # 55 hours at two seconds each
+WINDOWS = 100_000  # almost six days at five seconds each
 BYTES_A_WINDOW = {"all": 2200, "rank_000": 1100}
 ALL_KNOWN = Window(**dict.fromkeys(FIELDS, 1.0))  # also what only GPUs tell
 

@@ -68,3 +68,13 @@ def test_values_are_plain_and_keep_their_type(value: Any, shown: Any) -> None:
 
 def test_nothing_named_and_nothing_typed_shows_nothing() -> None:
     assert select_hparams({"hparams": [], "seed": 1}, []) == {}
+
+
+def test_job_of_a_sweep_shows_what_the_sweep_varies_and_a_choice_by_its_name() -> None:
+    config = CONFIG | {"sweep": {"job": {"varied": ["optimizer.lr", "model/net", "+trainer.max_epochs"]}}}
+    typed = ["name=mine", "optimizer.lr=0.1", "model/net=small", "+trainer.max_epochs=3"]
+    assert select_hparams(config, typed) == {"optimizer.lr": 0.1, "model.net": "small", "trainer.max_epochs": 3}
+
+
+def test_single_run_shows_all_that_is_named_whatever_the_preset_of_sweeps() -> None:
+    assert select_hparams(CONFIG | {"sweep": {"params": {}}}, []) == NAMED

@@ -44,6 +44,8 @@ class DataModule(L.LightningDataModule):
         num_workers: Processes per rank that fetch batches; 0 fetches them in the training process.
         pin_memory: Copy batches to page-locked memory, from which a GPU reads faster.
         prefetch_factor: Batches that each worker fetches ahead; torch's default is 2.
+        prefetch_to_device: Copy each training batch to a CUDA device, from page-locked memory, while the one before is
+            computed on; hooks on a batch before its transfer then find it there. Nothing on other devices.
         seed: Determines the order of the training samples and the random state of the workers.
         shuffle: A new order of the training samples in each epoch; else the order of the dataset.
         predict_split: The split that predictions are made for: train, val or test.
@@ -67,6 +69,7 @@ class DataModule(L.LightningDataModule):
         num_workers: int = 0,
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
+        prefetch_to_device: bool = False,
         seed: int = 0,
         shuffle: bool = True,
         predict_split: str = "test",
@@ -82,6 +85,7 @@ class DataModule(L.LightningDataModule):
         self.num_workers = num_workers
         self.pin_memory = pin_memory
         self.prefetch_factor = prefetch_factor
+        self.prefetch_to_device = prefetch_to_device
         self.seed = seed
         self.shuffle = shuffle
         self.predict_split = predict_split
@@ -94,6 +98,7 @@ class DataModule(L.LightningDataModule):
             self.seed,
             self.shuffle,
             self.trainer,
+            self.prefetch_to_device,
             persistent_workers=self.num_workers > 0,
             **self._loader_arguments(),
         )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from project.data.prefetch import Copies, CudaCopies, ahead
 from project.data.sampler import EvaluationBatches, TrainBatches
 
 CollateFn = Callable[[list[Any]], Any]
@@ -36,18 +37,27 @@ def train_loader(
     seed: int,
     shuffle: bool,
     trainer: L.Trainer | None,
+    prefetch_to_device: bool = False,
     **arguments: Any,
 ) -> DataLoader[Any]:
-    """The rank's shares of global batches of `batch_size`; see `TrainBatches`."""
+    """The rank's shares of global batches of `batch_size`; see `TrainBatches`.
+
+    With `prefetch_to_device` each batch is on its way to a CUDA device while the one before is computed on.
+    """
     rank, num_replicas = place(trainer)
     # A run that overfits some batches must meet the same ones in every epoch.
     shuffle = shuffle and not getattr(trainer, "overfit_batches", 0)
     batches_per_step = getattr(trainer, "accumulate_grad_batches", 1)
     sampler = TrainBatches(len(dataset), batch_size, rank, num_replicas, seed, shuffle, batches_per_step)
+    copies = None
+    if prefetch_to_device and trainer is not None and trainer.strategy.root_device.type == "cuda":
+        copies = CudaCopies(trainer.strategy.root_device)
+        arguments["pin_memory"] = True
     return _TrainLoader(
         _Batches(dataset, collate_fn, arguments.get("num_workers", 0)),
         sampler,
         lambda: _batches_done(trainer),
+        copies,
         **arguments,
     )
 
@@ -191,11 +201,17 @@ class _TrainLoader(_Loader):
     sampler: TrainBatches
 
     def __init__(
-        self, dataset: _Batches, sampler: TrainBatches, batches_done: Callable[[], int], **arguments: Any
+        self,
+        dataset: _Batches,
+        sampler: TrainBatches,
+        batches_done: Callable[[], int],
+        copies: Copies[Any] | None = None,
+        **arguments: Any,
     ) -> None:
         arguments["worker_init_fn"] = partial(_start_worker, arguments.get("worker_init_fn"))
         super().__init__(dataset, sampler=sampler, batch_size=None, generator=torch.Generator(), **arguments)
         self.batches_done = batches_done
+        self.copies = copies
 
     @property
     def _index_sampler(self) -> Any:
@@ -204,7 +220,8 @@ class _TrainLoader(_Loader):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.sampler.first_batch = self.batches_done()
         self.generator.manual_seed(_epoch_seed(self.sampler))  # of the workers, until they get their first batch
-        yield from super().__iter__()
+        batches = super().__iter__()
+        yield from batches if self.copies is None else ahead(batches, self.copies)
 
     # Lightning calls these two for a run that resumes inside an epoch. Its own counter of batches, which
     # `batches_done` reads, says where; that place must be the same in the data.

@@ -52,7 +52,13 @@ def summarize(kind: str, config: dict[str, Any], run: Run, outcome: Outcome) -> 
     for line in outcome.diagnosis:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if (run.folder / "tensorboard").is_dir():
-        console.print(f"tensorboard --logdir {shlex.quote(shorten(run.folder))}", highlight=False)
+        from project.tracking.charts import page_url
+
+        # Without the option TensorBoard shows 1,000 points of a curve, and a spike may be none of them.
+        options = "--samples_per_plugin scalars=100000"
+        command = f"tensorboard --logdir {shlex.quote(shorten(run.folder))} {options}"
+        console.print(command, highlight=False, soft_wrap=True)
+        console.print(f"then open {page_url()}", highlight=False, soft_wrap=True)
 
 
 def readable(value: float) -> str:

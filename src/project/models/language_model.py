@@ -67,6 +67,10 @@ class LanguageModel(L.LightningModule):
         logits: Tensor = self.net(tokens)
         return logits
 
+    def tokens_in(self, batch: Batch) -> int:
+        """How many tokens of a batch are predicted, which the tracker counts."""
+        return batch["tokens"][:, 1:].numel()
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         return self._losses(batch).mean()  # train/loss is logged by the tracking callback
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
+import pickle
 import time
 import zlib
 from bisect import bisect
@@ -99,20 +99,21 @@ def arrivals(marks: Marks) -> Arrivals:
     """The collectives since the window began, but for those while training stood still.
 
     Nothing where nothing is known: the recorder is private to torch, and may be off (TORCH_FR_BUFFER_SIZE=0). Costs
-    about 30 microseconds for each entry; the launcher keeps it short.
+    about 15 microseconds for each entry; the launcher keeps it short.
     """
     dump = _dump()
     if dump is None or not dist.is_initialized():
         return Arrivals()
     entries = []
     try:
-        for entry in json.loads(dump(True, False))["entries"]:
+        # Collectives, no stack traces, also those that are over; as JSON it takes twice as long.
+        for entry in pickle.loads(dump(True, False, False))["entries"]:
             group, description = entry["process_group"]
             time_ns = int(entry["time_created_ns"])
             trained = time_ns > marks.since_ns and bisect(marks.still, time_ns) % 2 == 0
             if trained and description != OWN_GROUP and not entry["is_p2p"]:
                 entries.append((time_ns, str(entry["profiling_name"]), int(entry["collective_seq_id"]), str(group)))
-    except (KeyError, TypeError, ValueError, RuntimeError):
+    except (KeyError, TypeError, ValueError, RuntimeError, pickle.UnpicklingError):
         return Arrivals()
     return of_entries(sorted(entries)[-KEPT:], marks)
 
@@ -147,4 +148,4 @@ def _dump() -> Any:
         from torch._C import _distributed_c10d
     except ImportError:
         return None
-    return getattr(_distributed_c10d, "_dump_fr_trace_json", None)
+    return getattr(_distributed_c10d, "_dump_fr_trace", None)

@@ -29,8 +29,8 @@ def count_operations(loss: Tensor) -> int:
     return number
 
 
-def operation_cost_us(length: int = 100, repeats: int = 30) -> float:
-    """Microseconds that forward and backward of the smallest operation take on the host, measured in some 20 ms.
+def operation_cost_us(length: int = 100, repeats: int = 15) -> float:
+    """Microseconds that forward and backward of the smallest operation take on the host, measured in some 10 ms.
 
     Whatever time a step's operations take beyond this is computing. It is the mean, since a step too has to share the
     cores with what else runs here.

@@ -91,5 +91,6 @@ class Overview:
         diagnosis = diagnose(self.ranks, facts)
         if self.dashboard is not None:
             self.dashboard.write_page("diagnosis", step, diagnosis, self.ranks, self._hosts)
-            self.dashboard.write_pictures(step, self.ranks)
+            if len(self.ranks) > 1:
+                self.dashboard.write_pictures(step, self.ranks)
         return diagnosis

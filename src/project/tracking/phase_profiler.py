@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 
 from project.tracking.arrivals import Marks
 from project.tracking.device_clock import DeviceClock
@@ -20,6 +21,8 @@ ACTIONS = (
     ("[LightningModule]", ".optimizer_step", "optimizer"),
     ("optimizer_step", "", "optimizer"),  # by manual optimization, whose backward the tracker's hooks mark
 )
+
+NOTHING = nullcontext()
 
 
 class PhaseProfiler(Profiler):
@@ -66,6 +69,12 @@ class PhaseProfiler(Profiler):
         phase = self._phase_of(action_name)
         if phase is not None:
             self.leave(phase)
+
+    def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
+        # Dozens of times in each step, most for hooks that are no phase of their own.
+        if self._phase_of(action_name) is None:
+            return NOTHING if isinstance(self.inner, PassThroughProfiler) else self.inner.profile(action_name)
+        return super().profile(action_name)
 
     def enter(self, phase: str) -> None:
         self.clock.enter(phase)

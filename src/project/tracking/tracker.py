@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +36,7 @@ from project.tracking.progress import Progress
 from project.tracking.replicas import Replicas
 from project.tracking.windows import NUM_FIELDS, Ranks, Window, summarize_steps
 
-READ_EVERY = {"cpu": 4, "cuda": 20}  # steps; DDP's own times wait for the device where they are read on CUDA
+READ_EVERY = {"cpu": 10, "cuda": 20}  # steps; DDP's own times wait for the device where they are read on CUDA
 PICTURES_EVERY_S = 300.0  # while training stands still anyway
 
 
@@ -58,9 +58,9 @@ class Tracker(Callback):
         ValueError: an argument is not above 0.
     """
 
-    def __init__(self, interval_s: float = 2.0, max_rank_series: int = 16) -> None:
+    def __init__(self, interval_s: float = 5.0, max_rank_series: int = 16) -> None:
         if interval_s <= 0:
-            raise ValueError(f"interval_s={interval_s} must be above 0: type callbacks.tracker.interval_s=2")
+            raise ValueError(f"interval_s={interval_s} must be above 0: type callbacks.tracker.interval_s=5")
         if max_rank_series <= 0:
             advice = "type callbacks.tracker.max_rank_series=16"
             raise ValueError(f"max_rank_series={max_rank_series} must be above 0: {advice}")
@@ -125,12 +125,14 @@ class Tracker(Callback):
         self._fewest = max(1, trainer.log_every_n_steps)  # type: ignore[attr-defined]
         self._window_ends_after = self._fewest
         self._machine = Machine(device, rank_zero_warn)
-        self._ddp = DDPTimes(trainer.strategy.model, READ_EVERY[_kind(trainer)])
+        self._read_every = READ_EVERY["cuda" if device.type == "cuda" else "cpu"]
+        self._ddp = DDPTimes(trainer.strategy.model, self._read_every)
         self._buffers = TimedBuffers(trainer.strategy.model, self._phase)
         self._started_at = self._pictures_at = time.perf_counter()
         self._trained_s = 0.0
         self._steps_before = trainer.global_step
         self._facts = facts_of(trainer, pl_module)
+        self._tokens_in: Callable[[Any], int] | None = getattr(pl_module, "tokens_in", None)
         self._num_replicas = num_model_replicas(trainer)
         self._peak = peak_flops_per_s(device) * trainer.num_devices * trainer.num_nodes
         self._operations_pending = not self._facts.on_gpu  # there the host only queues them
@@ -179,21 +181,20 @@ class Tracker(Callback):
         if self._is_warm and self._operations_pending:
             self._operations_pending = False
             self._facts = replace(self._facts, num_operations=count_operations(loss), operation_us=operation_cost_us())
-        if not pl_module.automatic_optimization:  # else Lightning marks it
+        if not self._facts.automatic:  # else Lightning marks it
             self._profiler.enter("backward")
 
     def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._profiler is not None and not pl_module.automatic_optimization:
+        if self._profiler is not None and not self._facts.automatic:
             self._profiler.leave("backward")
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._samples += batch_length(batch)
-        tokens_in = getattr(pl_module, "tokens_in", None)
-        self._tokens += math.nan if tokens_in is None else tokens_in(batch)
+        self._tokens += math.nan if self._tokens_in is None else self._tokens_in(batch)
         self._batches += 1
-        if self._batches % READ_EVERY[_kind(trainer)] == 0:
+        if self._batches % self._read_every == 0:
             self._ddp.read()
 
     def _on_step(self) -> None:
@@ -303,7 +304,3 @@ class Tracker(Callback):
             return float(per_sample) * share * float((ranks["samples"] / ranks["wall_s"]).sum())
         parameters = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
         return 6 * parameters * share * float((ranks["tokens"] / ranks["wall_s"]).sum())
-
-
-def _kind(trainer: L.Trainer) -> str:
-    return "cuda" if trainer.strategy.root_device.type == "cuda" else "cpu"
