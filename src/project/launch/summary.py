@@ -58,7 +58,9 @@ def summarize(kind: str, config: dict[str, Any], run: Run, outcome: Outcome) -> 
         options = "--samples_per_plugin scalars=100000"
         command = f"tensorboard --logdir {shlex.quote(shorten(run.folder))} {options}"
         console.print(command, highlight=False, soft_wrap=True)
-        console.print(f"then open {page_url()}", highlight=False, soft_wrap=True)
+        if console.is_terminal:  # where it can be clicked; to be read it is too long
+            link = f"[link={page_url()}]http://localhost:6006[/link], with the curves that matter pinned"
+            console.print(f"then open {link}", highlight=False, soft_wrap=True)
 
 
 def readable(value: float) -> str:
