@@ -30,7 +30,12 @@ LAUNCHERS = {
     "basic": (),
     "joblib": ("hydra/launcher=joblib",),
     "slurm": ("hydra/launcher=submitit_slurm",),
-    "ray": ("hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2"),
+    "ray": (
+        "hydra/launcher=ray",
+        "+hydra.launcher.ray.init={num_cpus:2,num_gpus:2}",  # that there are none matters to nobody here
+        "hydra.launcher.ray.remote.num_gpus=1",
+        "trainer.accelerator=cpu",
+    ),
 }
 
 
@@ -62,6 +67,14 @@ def test_sweep_is_the_same_under_every_launcher(
         assert {name: float(row[name]) for name in alone} == pytest.approx(alone, abs=1e-6)
         assert hparams(folder) == {"optimizer.lr": float(row["optimizer.lr"]), "seed": float(row["seed"])}
     assert len({row["val/loss"] for row in rows}) == 4
+    if launcher == "basic":
+        best = max(rows, key=lambda row: float(row["best val/accuracy"]))
+        again = run_cli("train", f"experiment={results.parent}/best.yaml", "paths.run_dir=again", env=env)
+        assert again.returncode == 0, again.stderr
+        assert metrics(tmp_path / "again")["val/loss"] == pytest.approx(float(best["val/loss"]), abs=1e-6)
+    if launcher == "ray":
+        environments = [json.loads((folder / "environment.json").read_text()) for folder in folders]
+        assert {environment["cuda_visible_devices"] for environment in environments} == {"0", "1"}
     if launcher == "slurm":
         assert subprocess.check_output(["squeue", "--noheader"], text=True) == ""
 

@@ -72,7 +72,9 @@ def test_wheel_declares_the_console_scripts(wheel: zipfile.ZipFile) -> None:
     (name,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
     parser = ConfigParser()
     parser.read_string(wheel.read(name).decode())
-    assert dict(parser["console_scripts"]) == {f"project-{c}": f"project.{c}:main" for c in COMMANDS}
+    assert dict(parser["console_scripts"]) == {
+        f"project-{c}": f"project.{c}:main" for c in (*COMMANDS, "runs", "doctor", "rename")
+    }
 
 
 def test_source_distribution_carries_what_a_build_and_the_tests_need(built: Path) -> None:

@@ -79,7 +79,7 @@ def test_last_checkpoint_is_the_last_state_and_best_is_the_best(run: Run) -> Non
     assert (best["global_step"], last["global_step"]) == (19, 57)
     accuracies = scalars(folder, "val/accuracy")
     assert json.loads((folder / "metrics.json").read_text())["objective"] == pytest.approx(min(accuracies))
-    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["best.ckpt", "last.ckpt"]
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["best.ckpt", "last-1.ckpt", "last.ckpt"]
 
 
 def test_checkpoint_is_plain_data_and_rebuilds_the_module(run: Run) -> None:

@@ -33,6 +33,8 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         check_name(arguments.name)
+        if not (ROOT / "pyproject.toml").is_file():
+            raise UserError(f"{ROOT} holds no clone of the project: run this from one, with pip install -e .")
         if arguments.folder is None:
             check_clean(ROOT)
             folder, paths = ROOT, list(files(ROOT))

@@ -44,7 +44,7 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
     spare_curves()  # a full disk must not end the run
     loggers = build_all(config, "logger")
     if run.resumes:
-        continue_curves(loggers, start)
+        continue_curves(loggers, start, run.rank)
     of_search = pruning(config)
     states = RankStates(config["seed"])
     callbacks = build_all(config, "callbacks")

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from faults.kill_and_resume import differences, last
+from faults.kill_and_resume import OPTIONS, differences, last
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -217,3 +218,20 @@ def test_read_only_folder_is_told_in_a_sentence(start: Start, tmp_path: Path) ->
         assert "type paths.outputs=FOLDER with a folder that you may write to" in line
     finally:
         subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_ranks_of_torchrun_that_start_again_go_on_in_their_folder(tmp_path: Path) -> None:
+    options = (*OPTIONS, "trainer.devices=2", "trainer.max_epochs=3", "++model.at=10", "++model.what=once")
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1",
+        "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "project.train", *options,
+    ]  # fmt: skip
+    # Without the variable torch 2.13 starts the ranks again with addresses of those that died.
+    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | env, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (folder,) = tmp_path.glob("outputs/digits_mlp/*")
+    assert "Going on after step 8 (last.ckpt)" in (folder / "ranks" / "rank_0.log").read_text()
+    assert last(folder)["global_step"] == 18

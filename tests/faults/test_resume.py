@@ -44,14 +44,31 @@ def test_run_killed_inside_an_epoch_ends_as_if_undisturbed(tmp_path: Path, ranks
     for tag in ("train/loss", "train/lr", "val/loss", "train/hits", "train/mean_loss"):
         whole, run = points(tmp_path / "whole", tag), points(tmp_path / "run", tag)
         assert run == whole, tag
+    for run_of in (tmp_path / "run" / "tensorboard").glob("*/"):
+        events = EventAccumulator(str(run_of), size_guidance={"scalars": 0})
+        events.Reload()
+        for tag in events.Tags()["scalars"]:
+            steps = [event.step for event in events.Scalars(tag)]
+            assert steps == sorted(set(steps)), (run_of, tag)
     best = [json.loads((tmp_path / name / "metrics.json").read_text())["objective"] for name in ("whole", "run")]
     assert best[0] == best[1]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_run_killed_at_random_moments_ends_as_if_undisturbed(tmp_path: Path, ranks: int) -> None:
-    facts = rounds(ranks, 2, tmp_path, ranks)
-    assert [fact["differences"] for fact in facts] == [[], []]
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (1, ("trainer.accumulate_grad_batches=2", "callbacks.last.every_n_steps=2")),
+        (1, ("trainer.max_steps=31", "trainer.max_epochs=-1")),
+        (2, ("trainer.val_check_interval=5", "trainer.check_val_every_n_epoch=null", "trainer.max_steps=31")),
+        (2, ("trainer/strategy=fsdp",)),
+    ],
+    ids=["accumulation", "steps", "validation_by_steps", "fsdp"],
+)
+def test_run_killed_at_random_moments_ends_as_if_undisturbed(
+    tmp_path: Path, ranks: int, options: tuple[str, ...]
+) -> None:
+    (fact,) = rounds(ranks, 1, tmp_path, ranks, *options)
+    assert fact["differences"] == []
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -1,7 +1,10 @@
 """Signals that ask a run to stop: it saves, ends, and goes on as if nothing had been."""
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from faults.kill_and_resume import differences, last
+from faults.kill_and_resume import OPTIONS, differences, last
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -21,8 +24,10 @@ def step_of(folder: Path) -> int:
     return int(last(folder)["global_step"])
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGUSR1", 138), ("SIGINT", 130)])
+@pytest.mark.parametrize(
+    ("name", "code", "devices"),
+    [("SIGTERM", 143, 1), ("SIGTERM", 143, 2), ("SIGUSR1", 138, 2), ("SIGUSR2", 140, 1), ("SIGINT", 130, 1)],
+)
 def test_signal_saves_and_ends_with_the_code_of_a_shell(start: Start, name: str, code: int, devices: int) -> None:
     command = start(*LONG, f"trainer.devices={devices}", "callbacks.last.every_n_steps=3")
     command.until_saved()
@@ -90,3 +95,28 @@ def test_run_stopped_around_a_validation_goes_on_exactly(start: Start, tmp_path:
     whole = start("trainer.devices=2", "trainer.max_epochs=4", "paths.run_dir=whole")
     assert whole.wait(60) == 0
     assert differences(last(tmp_path / "whole"), disturbed) == []
+
+
+def test_signal_to_the_whole_process_group_saves(tmp_path: Path) -> None:
+    """As a terminal sends it: also to the server that the ranks come from, and to the workers of their loaders."""
+    command = [sys.executable, "-m", "project.train", *OPTIONS, *LONG, "trainer.devices=2", "data.num_workers=1"]
+    output = tmp_path / "output.txt"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [*command, "callbacks.last.every_n_steps=3", "paths.run_dir=run"], cwd=tmp_path, stdin=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}, stdout=file, stderr=file,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        end = time.monotonic() + 90
+        while not (tmp_path / "run" / "checkpoints" / "last.ckpt").exists():
+            assert process.poll() is None, output.read_text()
+            assert time.monotonic() < end, output.read_text()
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(30) == 143, output.read_text()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert "Stopped by SIGTERM; its state is saved" in output.read_text()
+    assert len(last(tmp_path / "run")["ranks"]["of_ranks"]) == 2

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from project.launch.composition import config_folder, explain, slug
+from project.errors import UserError
+from project.launch.composition import check_choices, config_folder, explain, slug
 
 Compose = Callable[..., DictConfig]
 
@@ -189,3 +190,16 @@ def test_an_error_that_is_not_of_the_config_is_not_explained(error: Exception) -
 def test_a_slug_is_fit_for_a_folders_name(text: str, expected: str) -> None:
     assert slug(text) == expected
     assert "/" not in slug(text)
+
+
+@pytest.mark.parametrize("argument", ["callbacks=null", "logger=0", "+logger=[0,1]", "model/net=true"])
+def test_group_that_gets_no_name_is_told_with_its_choices(argument: str) -> None:
+    group = argument.lstrip("+").partition("=")[0]
+    with pytest.raises(UserError, match=rf"names no choice, there are .*: type {group}="):
+        check_choices(["train", argument])
+
+
+def test_names_sweeps_and_values_are_no_concern_of_that_check() -> None:
+    check_choices(
+        ["train", "-m", "logger=csv", "logger=csv,none", "callbacks=[default]", "seed=null", "a b", "=", "/=1"]
+    )

@@ -17,8 +17,8 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from project.launch.checkpoint import ConfigInCheckpoint
 from project.launch.rank import cluster_environment, quiet_libraries
+from project.launch.rank_states import RankStates
 from project.launch.run import Outcome, Run
-from project.launch.seeding import RankSeeds
 from project.models import ImageClassifier, LanguageModel
 from project.strategies.pipeline import PipelineStrategy
 from project.strategies.weight_averaging import WeightAveraging
@@ -204,7 +204,7 @@ class Noisy(L.LightningModule):
 
 
 def draw(config: Config, run: Run) -> Outcome:
-    trainer = build_trainer(config, run, [RankSeeds(0)], max_epochs=1)
+    trainer = build_trainer(config, run, [RankStates(0)], max_epochs=1)
     trainer.fit(Noisy().double(), datamodule=Data(batch_size=8))
     facts = {name: float(value) for name, value in trainer.callback_metrics.items()}
     drawn: list[float] = [0.0] * run.world_size

@@ -17,8 +17,8 @@ from torchmetrics import SumMetric
 from project.data.datamodule import DataModule, TensorDataset
 from project.launch.checkpoint import ConfigInCheckpoint
 from project.launch.rank import cluster_environment, quiet_libraries
+from project.launch.rank_states import RankStates
 from project.launch.run import Outcome, Run
-from project.launch.seeding import RankSeeds
 from project.models import ImageClassifier, LanguageModel
 from project.strategies.sharded import ShardedStrategy
 from project.strategies.sharded_checkpoint import consolidate_all, gathered
@@ -213,7 +213,7 @@ def count(config: Config, run: Run) -> Outcome:
 
 def drop(config: Config, run: Run) -> Outcome:
     """Each rank is seeded on its own; those of one tensor-parallel group must draw alike all the same."""
-    trainer = build_trainer(config, run, [RankSeeds(0)], max_steps=5, limit_val_batches=0)
+    trainer = build_trainer(config, run, [RankStates(0)], max_steps=5, limit_val_batches=0)
     model = build_model(config, trainer)
     trainer.fit(model, datamodule=Data(batch_size=8))
     drawn = [0.0] * run.world_size

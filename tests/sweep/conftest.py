@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hydra import version
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
@@ -16,7 +17,7 @@ from omegaconf import DictConfig
 
 from project.launch.composition import config_folder, register_resolvers
 from project.launch.run import Outcome
-from project.launch.run_folder import write_metrics
+from project.launch.run_folder import new_folder, write_metrics
 from project.launch.run_state import recorded
 from project.sweep import record
 from project.sweep.plugins import register_plugins
@@ -34,11 +35,14 @@ def run_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSweep:
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    monkeypatch.setattr("project.launch.agent.warm_up", lambda: None)  # no ranks will be started
     monkeypatch.setattr("project.sweep.figures.draw_all", lambda sweep, rows: None)  # has a test of its own
 
     def run(objective: Objective, *overrides: str) -> Sweep:
+        new_folder.cache_clear()  # one sweep for each process, elsewhere
         register_resolvers()
         register_plugins()
+        version.setbase("1.3")
         GlobalHydra.instance().clear()
 
         def task(config: DictConfig) -> float | None:

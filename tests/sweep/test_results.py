@@ -34,13 +34,17 @@ def folder(tmp_path: Path) -> Path:
 
 def test_every_job_has_its_state(folder: Path) -> None:
     states = [row.state for row in rows_of(record.read(folder))]
-    assert states == ["finished", "finished", "pruned", "failed", "running", "killed", "waiting", "failed"]
+    assert states == ["finished", "finished", "pruned", "failed", "running", "killed", "waiting", "finished"]
 
 
-def test_reason_of_a_failure_is_kept_and_a_value_that_is_no_number_is_one(folder: Path) -> None:
-    rows = rows_of(record.read(folder))
-    assert rows[3].error == "data.batch_size=63 can't be"
-    assert rows[7].error == "it has no finite val/loss"
+def test_reason_of_a_failure_is_kept(folder: Path) -> None:
+    assert rows_of(record.read(folder))[3].error == "data.batch_size=63 can't be"
+
+
+def test_trial_without_a_value_has_failed(folder: Path) -> None:
+    sweep = record.read(folder)
+    sweep.kind = "optuna"
+    assert (rows_of(sweep)[7].state, rows_of(sweep)[7].error) == ("failed", "it has no finite val/loss")
 
 
 def test_best_is_the_best_value_of_the_finished_ones(folder: Path) -> None:

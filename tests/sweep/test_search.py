@@ -133,8 +133,7 @@ def test_space_in_the_config_is_searched_and_what_is_typed_wins(run_sweep: RunSw
     group = tmp_path / "mine" / "sweep"
     group.mkdir(parents=True)
     (group / "widths.yaml").write_text(
-        "# @package _global_\ndefaults: [optuna]\n"
-        "sweep:\n  n_trials: 3\n  params:\n    model.net.width: [8, 16]\n    optimizer.lr: 0.1,0.2\n    seed: 7\n"
+        "defaults: [optuna]\nn_trials: 3\nparams:\n  model.net.width: [8, 16]\n  optimizer.lr: 0.1,0.2\n  seed: 7\n"
     )
     overrides = [f"hydra.searchpath=[file://{group.parent}]", "sweep=widths", "optimizer.lr=0.3"]
     sweep = run_sweep(lambda config: float(config.seed + config.optimizer.lr), *overrides)

@@ -84,6 +84,19 @@ def test_interrupted_sweep_reports_what_is_done(run_sweep: RunSweep, tmp_path: A
     assert [row.state for row in rows_of(record.read(path.parent))] == ["finished", "interrupted", "waiting"]
 
 
+def test_sweep_that_monitors_nothing_has_results_and_no_best(run_sweep: RunSweep) -> None:
+    sweep = run_sweep(lambda config: 1.0, "seed=1,2", "monitor=null")
+    assert [row.state for row in rows_of(sweep)] == ["finished"] * 2
+    assert "val/accuracy" in (sweep.folder / "results.csv").read_text()
+    assert not (sweep.folder / "best.yaml").exists()
+
+
+def test_folder_of_another_sweep_is_refused(run_sweep: RunSweep) -> None:
+    sweep = run_sweep(lambda config: 1.0, "seed=1,2")
+    with pytest.raises(UserError, match="holds a sweep already"):
+        run_sweep(lambda config: 1.0, "seed=1,2", f"hydra.sweep.dir={sweep.folder}")
+
+
 def test_launcher_that_is_not_installed_is_told(run_sweep: RunSweep) -> None:
     import importlib.util
 

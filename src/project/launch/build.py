@@ -43,14 +43,14 @@ def build_all(config: Config, key: str) -> list[Any]:
     return [build(config, f"{key}.{name}") for name, node in (config.get(key) or {}).items() if node]
 
 
-def locate(target: str, key: str) -> Any:
+def locate(target: Any, key: str) -> Any:
     """The class or function that a ``_target_`` names.
 
     Raises:
         UserError: there is no such module or name.
     """
-    module_name, _, name = target.rpartition(".")
-    if not module_name:
+    module_name, _, name = str(target).rpartition(".")
+    if not module_name or not isinstance(target, str):
         raise UserError(f"{key}._target_={target} names no module: type the full path, as in my_module.MyClass")
     try:
         module = importlib.import_module(module_name)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
@@ -62,6 +63,27 @@ def take_experiment_file(arguments: list[str]) -> None:
             group="experiment", name=name, node=node, package="_global_", provider=str(path.resolve())
         )
         arguments[place] = f"experiment={name}"
+
+
+def check_choices(arguments: list[str]) -> None:
+    """Check that each config group that is typed gets the name of a file, which Hydra takes for granted.
+
+    Raises:
+        UserError: it gets a number, or nothing.
+    """
+    for argument in arguments[1:]:
+        group = argument.lstrip("+").partition("=")[0]
+        if "=" not in argument or not re.fullmatch(r"\w[\w/]*", group) or not (config_folder() / group).is_dir():
+            continue
+        override = OverridesParser.create().parse_override(argument)
+        value = None if override.is_sweep_override() else override.value()
+        if override.is_sweep_override() or all(
+            isinstance(v, str) for v in (value if isinstance(value, list) else [value])
+        ):
+            continue
+        choices = sorted(path.stem for path in (config_folder() / group).glob("*.yaml"))
+        advice = "none" if "none" in choices else choices[0] if choices else "NAME"
+        raise UserError(f"{argument} names no choice, there are {', '.join(choices)}: type {group}={advice}")
 
 
 def experiment_file(name: str) -> str:

@@ -200,15 +200,28 @@ def _newest(folder: Path, config: dict[str, Any]) -> Point:
     return Point(str(path), step)
 
 
-def continue_curves(loggers: list[Any], point: Point) -> None:
+def continue_curves(loggers: list[Any], point: Point, rank: int) -> None:
     """Let loggers add to the curves that are there, from a point's step on; what was written after it is dropped."""
     from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
             logger._kwargs["purge_step"] = point.step  # TensorBoard then leaves out earlier points from there on
+            if rank == 0:
+                _drop_later_points(Path(logger.log_dir), point.step + 1)  # the tracker counts steps that are done
         elif isinstance(logger, CSVLogger):
             _continue_csv(logger, point.step)
+
+
+def _drop_later_points(folder: Path, step: int) -> None:
+    """Write into each folder of the tracker's curves what makes TensorBoard leave out points that were there before."""
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    for run in {path.parent for path in folder.glob("*/events.out.tfevents.*")}:
+        writer = EventFileWriter(str(run))
+        writer.add_event(Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START)))
+        writer.close()
 
 
 def _continue_csv(logger: Any, step: int) -> None:

@@ -130,6 +130,7 @@ def describe_environment() -> dict[str, Any]:
         "command": masked_arguments([Path(sys.executable).name, *sys.orig_argv[1:]]),
         "folder": str(Path.cwd()),
         "host": socket.gethostname(),
+        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),  # as a launcher has assigned them
         "platform": platform.platform(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "python": platform.python_version(),

@@ -50,7 +50,7 @@ def recorded(folder: Path, begins: bool = True) -> Iterator[None]:
         record_failure(folder, error)
         raise
     if begins:
-        _end(folder, "finished")
+        record_success(folder)
 
 
 def record_failure(folder: Path, error: BaseException) -> None:
@@ -60,6 +60,11 @@ def record_failure(folder: Path, error: BaseException) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
         _end(folder, "interrupted" if interrupted else "failed", reason(error))
+
+
+def record_success(folder: Path) -> None:
+    """Note that a run has ended well."""
+    _end(folder, "finished")
 
 
 def read(folder: Path) -> RunState | None:

@@ -13,7 +13,8 @@ import yaml
 
 from project.errors import UserError, did_you_mean
 from project.launch import run_state
-from project.sweep.results import as_csv, objective, read_outcome, row
+from project.sweep.jobs import Job
+from project.sweep.results import as_csv, objective, read_outcome, read_row
 
 CONFIG = "config.yaml"
 Table = tuple[list[str], list[list[Any]]]
@@ -72,7 +73,7 @@ def read(folder: Path, below: Path) -> LedgerRun:
     config = _yaml(folder / CONFIG) or {}
     environment = _json(folder / "environment.json")
     metric, mode = str(config.get("monitor") or ""), str(config.get("mode") or "max")
-    found = row(folder, {metric: mode} if metric else {}, 0, "", {})
+    found = read_row(Job(0, "", {}, folder), {metric: mode} if metric else {})
     known = run_state.read(folder)
     git = environment.get("git") or {}
     name = folder.name if folder == below else str(folder.relative_to(below))

@@ -10,7 +10,12 @@ from hydra.core.plugins import Plugins
 
 from project.launch.composition import config_folder
 
-PREFIX = "hydra_plugins.project"
+
+def ask_for_several_jobs(arguments: list[str]) -> None:
+    """Add ``--multirun`` where a search is typed: Hydra would only read it from a config that has no mistake."""
+    searches = any(argument.startswith("sweep=") and argument != "sweep=grid" for argument in arguments)
+    if searches and not any(argument.startswith("-") for argument in arguments[1:]):
+        arguments.insert(1, "--multirun")
 
 
 def register_plugins() -> None:
@@ -20,7 +25,7 @@ def register_plugins() -> None:
     installs one top-level package only, so its classes are entered here under a name of that kind.
     """
     from project.sweep.search import OptunaSweeper
-    from project.sweep.sweeper import GridSweeper
+    from project.sweep.sweeper import PREFIX, GridSweeper
 
     known = Plugins.instance().class_name_to_class
     classes: list[Any] = [GridSweeper, OptunaSweeper]

@@ -9,7 +9,7 @@ from typing import Self
 
 from project.launch.summary import readable
 from project.sweep.record import Sweep
-from project.sweep.results import Row, ranked, row
+from project.sweep.results import Row, ranked, row_of
 
 ENDED = ("finished", "pruned", "failed", "interrupted", "killed")
 
@@ -80,7 +80,7 @@ class Progress:
         for job in list(self._sweep.jobs):
             if job.number in self._ended:
                 continue
-            now = row(job.folder, self._sweep.objectives, job.number, job.name, job.parameters)
+            now = row_of(job, self._sweep)
             if now.state in ENDED:
                 self._ended[job.number] = now
                 found = True

@@ -32,7 +32,7 @@ class RayLauncher(ray_launcher.RayLauncher):  # type: ignore[misc]
             if wanted.get(key, 0) > most:
                 raise UserError(
                     f"hydra.launcher.ray.remote.{key}={wanted[key]}: no host has more than {most:g} {resource}: type "
-                    f"hydra.launcher.ray.remote.{key}={most:g} or less"
+                    f"hydra.launcher.ray.remote.{key}={most:g}"
                 )
         results: Sequence[JobReturn] = super().launch(job_overrides, initial_job_idx)
         return results

@@ -8,12 +8,12 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from project.launch import run_state
-from project.sweep.jobs import name_of, short_keys
+from project.sweep.jobs import Job, name_of, short_keys
 from project.sweep.record import Sweep
 
 SEED = "seed"
@@ -36,19 +36,27 @@ class Row:
     @property
     def counts(self) -> bool:
         """Whether it ran to its end and can be the best."""
-        return self.state == "finished" and all(value is not None for value in self.objectives)
+        return self.state == "finished" and bool(self.objectives) and None not in self.objectives
 
 
 def rows_of(sweep: Sweep) -> list[Row]:
     """The rows of a sweep's jobs, in their order."""
-    return [
-        row(job.folder, sweep.objectives, job.number, job.name, job.parameters)
-        for job in sorted(sweep.jobs, key=lambda job: job.number)
-    ]
+    return [row_of(job, sweep) for job in sorted(sweep.jobs, key=lambda job: job.number)]
 
 
-def row(folder: Path, objectives: dict[str, str], number: int, name: str, parameters: dict[str, str]) -> Row:
-    """The row of the run in ``folder``."""
+def row_of(job: Job, sweep: Sweep) -> Row:
+    """The row of a job. A trial of a search that has no value of what is searched for has failed."""
+    found = read_row(job, sweep.objectives)
+    if sweep.kind == "optuna" and found.state == "finished" and None in found.objectives:
+        named = zip(sweep.objectives, found.objectives, strict=True)
+        missing = ", ".join(name for name, value in named if value is None)
+        return replace(found, state="failed", error=f"it has no finite {missing}")
+    return found
+
+
+def read_row(job: Job, objectives: dict[str, str]) -> Row:
+    """What a job's folder says."""
+    folder = job.folder
     outcome = read_outcome(folder)
     known = run_state.read(folder)
     state = known.state if known else "finished" if outcome else "waiting"
@@ -57,11 +65,8 @@ def row(folder: Path, objectives: dict[str, str], number: int, name: str, parame
     metrics = {key: value for key, value in outcome.get("metrics", {}).items() if value is not None}
     values = tuple(objective(outcome, name, alone=len(objectives) == 1) for name in objectives)
     error = known.error if known else None
-    if state == "finished" and None in values:
-        missing = ", ".join(name for name, value in zip(objectives, values, strict=True) if value is None)
-        state, error = "failed", f"it has no finite {missing}"
     duration_s = known.duration_s if known else outcome.get("train_s")
-    return Row(number, name, parameters, folder, state, duration_s, values, metrics, error)
+    return Row(job.number, job.name, job.parameters, folder, state, duration_s, values, metrics, error)
 
 
 def read_outcome(folder: Path) -> dict[str, Any]:

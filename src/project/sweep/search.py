@@ -19,7 +19,7 @@ from project.sweep import record as records
 from project.sweep.jobs import Job, quote
 from project.sweep.progress import Progress
 from project.sweep.record import Sweep
-from project.sweep.results import row
+from project.sweep.results import row_of
 from project.sweep.space import space_of, value_as_typed
 from project.sweep.sweeper import FolderSweeper
 
@@ -49,6 +49,8 @@ class OptunaSweeper(FolderSweeper):
             value = self.settings[key]
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UserError(f"sweep.{key}={value} can't be: type a whole number from 1")
+        if not self.objectives():
+            raise UserError("sweep=optuna needs something to compare: type monitor=METRIC, or sweep.objectives")
         space_of(sweeps)  # refuses what can't be searched before there is a folder
         searched = [
             *sorted(text for text in fixed if not text.lstrip("+").startswith(NOT_SEARCHED)),
@@ -95,7 +97,7 @@ class OptunaSweeper(FolderSweeper):
         if composed:
             self.run(record, composed)
         for job in jobs:
-            result = row(job.folder, record.objectives, job.number, job.name, job.parameters)
+            result = row_of(job, record)
             if result.counts:
                 study.tell(job.number, [float(value) for value in result.objectives if value is not None])
             elif result.state == "pruned":

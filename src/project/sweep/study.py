@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def open_storage(storage: str, folder: Path) -> BaseStorage:
     """Where a study's trials are kept: ``journal`` or ``sqlite``, a file in ``folder``, or the URL of a database.
 
-    The journal needs no locks of a local file system, and no SQLAlchemy, whose import takes rank 0 of every trial 0.8 s.
+    The journal works on any file system, and without SQLAlchemy, whose import takes rank 0 of every trial 0.8 s.
 
     Raises:
         UserError: it can't be opened.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import random
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -19,17 +20,19 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from project.errors import UserError
-from project.launch import run_state
+from project.errors import FULL_ERROR, UserError
+from project.launch import agent, run_state
 from project.launch.composition import experiment_file
 from project.launch.preflight import extra_of
 from project.launch.summary import shorten
 from project.sweep.jobs import Job, all_combinations
 from project.sweep.progress import Progress
+from project.sweep.record import FILE as SWEEP_FILE
 from project.sweep.record import Sweep
 from project.sweep.results import rows_of
 
 KEPT = 100  # composed configs
+PREFIX = "hydra_plugins.own"  # of our classes, in Hydra's register
 
 
 class FolderSweeper(Sweeper):
@@ -59,6 +62,9 @@ class FolderSweeper(Sweeper):
         Raises:
             UserError: the sweep can't begin, or jobs failed: then each is named with its reason.
         """
+        _check_installed(self.config.hydra.launcher._target_, self.config.hydra.runtime.choices["hydra/launcher"])
+        if self.config.hydra.launcher._target_.endswith(".BasicLauncher"):
+            _warm_up()
         fixed, sweeps = self._split(arguments)
         record = self.begin(fixed, sweeps)
         record.fixed = fixed
@@ -98,7 +104,7 @@ class FolderSweeper(Sweeper):
         return found
 
     def objectives(self) -> dict[str, str]:
-        """What the sweep compares: ``{metric: "min" or "max"}``.
+        """What the sweep compares: ``{metric: "min" or "max"}``; empty where the command monitors nothing.
 
         Raises:
             UserError: a direction is neither.
@@ -109,7 +115,7 @@ class FolderSweeper(Sweeper):
         for name, direction in given.items():
             if direction not in ("min", "max"):
                 raise UserError(f"sweep.objectives: {name}={direction} can't be: type {{{name}:min}} or {{{name}:max}}")
-        return given or {"loss": "min"}
+        return given
 
     def run(self, record: Sweep, jobs: list[tuple[Job, list[str]]]) -> None:
         """Hand jobs with their overrides to the launcher and wait. What they came to stands in their folders then."""
@@ -118,6 +124,8 @@ class FolderSweeper(Sweeper):
         launcher = self._launcher(record.folder)
         try:
             returned = launcher.launch([overrides for _, overrides in jobs], initial_job_idx=jobs[0][0].number)
+        except UserError:
+            raise  # the launcher refuses to run any
         except Exception as error:  # of the launcher: a job's own is returned
             for job, _ in jobs:
                 run_state.record_failure(job.folder, error)
@@ -125,6 +133,8 @@ class FolderSweeper(Sweeper):
         for (job, _), result in zip(jobs, returned, strict=True):
             if result.status == JobStatus.FAILED:
                 run_state.record_failure(job.folder, result._return_value)
+            elif run_state.read(job.folder) is None:  # of a command that keeps no state of its runs
+                run_state.record_success(job.folder)
 
     def _split(self, arguments: list[str]) -> tuple[list[str], list[Override]]:
         """Overrides that all jobs share as typed, and those of several values; what is typed wins over the config."""
@@ -141,7 +151,6 @@ class FolderSweeper(Sweeper):
         if self.launcher is None:
             with open_dict(self.config):
                 self.config.hydra.sweep.dir = str(folder)
-            _check_installed(self.config.hydra.launcher._target_, self.config.hydra.runtime.choices["hydra/launcher"])
             self.launcher = Plugins.instance().instantiate_launcher(
                 hydra_context=self.hydra_context, task_function=self.task_function, config=self.config
             )
@@ -155,6 +164,8 @@ class GridSweeper(FolderSweeper):
         """Claim a folder."""
         total = len(all_combinations(sweeps))
         folder = Path(self.config.hydra.sweep.dir)
+        if (folder / SWEEP_FILE).exists():
+            raise UserError(f"{folder} holds a sweep already: type another hydra.sweep.dir, or leave it out")
         folder.mkdir(parents=True, exist_ok=True)
         return Sweep(folder.resolve(), "grid", self.objectives(), fixed, total)
 
@@ -199,6 +210,14 @@ class Composer:
         return {"loader": self.loader, "_kept": {}}
 
 
+def _warm_up() -> None:
+    """Let the server that the ranks are forked from import what they need, while the jobs are composed here."""
+    ours = os.environ.pop(FULL_ERROR, None)  # set for Hydra, and not for the ranks
+    agent.warm_up()
+    if ours is not None:
+        os.environ[FULL_ERROR] = ours
+
+
 def _as_typed(value: Any) -> str:
     """A value of ``sweep.params``: a text is taken as it is, a list for the values to choose from."""
     if OmegaConf.is_list(value):
@@ -211,8 +230,8 @@ def _as_typed(value: Any) -> str:
 def _check_installed(target: str, choice: str) -> None:
     """A launcher's plugin must be there; ours lean on that of another distribution."""
     package = {
-        "hydra_plugins.project.SlurmLauncher": "hydra_plugins.hydra_submitit_launcher",
-        "hydra_plugins.project.RayLauncher": "hydra_plugins.hydra_ray_launcher",
+        f"{PREFIX}.SlurmLauncher": "hydra_plugins.hydra_submitit_launcher",
+        f"{PREFIX}.RayLauncher": "hydra_plugins.hydra_ray_launcher",
     }.get(target, ".".join(target.split(".")[:2]))
     if package.startswith("hydra_plugins.") and (
         importlib.util.find_spec("hydra_plugins") is None or importlib.util.find_spec(package) is None
