@@ -54,6 +54,15 @@ def test_waiting_for_one_slow_rank_is_no_synchronisation() -> None:
     assert "rank 1 holds the others up by 20.0 ms" in diagnosis.evidence
 
 
+def test_ranks_that_are_held_up_in_turns_are_not_called_bound_by_what_little_they_compute() -> None:
+    here = replace(BALANCED, forward=2, backward=14, optimizer=1, sync=12, other=20, late=2)
+    there = replace(BALANCED, forward=20, backward=2, optimizer=1, sync=0, other=2, late=2)
+    diagnosis = judge(here, there)
+    assert diagnosis.bound == "unknown"
+    assert diagnosis.hint is not None
+    assert "in turns" in diagnosis.hint
+
+
 @pytest.mark.parametrize("phase", ["data", "transfer", "forward", "optimizer", "other"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_stragglers_phase_is_named(rank: int, phase: str) -> None:

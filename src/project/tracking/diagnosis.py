@@ -51,10 +51,14 @@ class Diagnosis:
 # Shares of a step from which on a part of it is what to change first. Data over 5 % and communication over 10 % are
 # the limits at which the former PyTorch profiler plugin for TensorBoard gave its advice; the rest were found by trial.
 LIMITS = {"input": 0.05, "transfer": 0.05, "synchronisation": 0.10, "host": 0.25, "straggler": 0.20}
+COMPUTING = 0.5  # of a step, below which the rest of it goes to one part here and to another there
 APART = 2.0  # a straggler is later than any other by this factor
 BY_OPERATIONS = 0.5  # of forward and backward, from which on their operations, not what they compute, are the cost
 
 LOOK_AT_RANK = "compare rank_*.log and the ranks' curves, and look for another process or a slower device there"
+LOOK_AT_HOST = (
+    "the ranks wait for one another in turns, as where other work uses their cores: try again when it is quiet"
+)
 LOOK_AT_DATASET = "a dataset with __getitems__ is asked for a whole batch at once"
 LOOK_AT_TRANSFER = "what hooks do to a batch on its way to the device could be done in the dataset"
 
@@ -84,6 +88,10 @@ def diagnose(ranks: Ranks, facts: Facts) -> Diagnosis:
     if not over:
         computing = sum(shares[name] for name in ("forward", "backward", "optimizer"))
         evidence = f"{computing:.0%} of a step of {step:.1f} ms is forward, backward and optimizer"
+        if computing < COMPUTING:
+            return Diagnosis(
+                "unknown", f"only {evidence} on every rank, and no other part stands out", hint=LOOK_AT_HOST
+            )
         return Diagnosis("compute", evidence, 1.0, remedies.against_computing(facts))
     bound = max(over, key=lost.__getitem__)
     if bound == "straggler":
