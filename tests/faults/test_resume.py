@@ -37,6 +37,7 @@ def points(folder: Path, tag: str) -> list[tuple[int, float]]:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_run_killed_inside_an_epoch_ends_as_if_undisturbed(tmp_path: Path, ranks: int, workers: int) -> None:
     options = (f"trainer.devices={ranks}", f"data.num_workers={workers}", "callbacks.last.every_n_steps=5")
+    options += ("callbacks.tracker.interval_s=0.01", "trainer.log_every_n_steps=1")
     train(tmp_path / "whole", *OPTIONS, *options)
     killed(tmp_path / "run", *options)
     train(tmp_path / "run", "++model.at=-1")

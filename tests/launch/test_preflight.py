@@ -27,6 +27,7 @@ VALUES: dict[str, tuple[list[str], list[str]]] = {
     "optimizer.lr": (["0", "0.1", "1e-3"], ["-0.1", "nan", "x", "null"]),
     "launch.threads_per_rank": (["auto", "1"], ["0", "x", "null", "1.5"]),
     "launch.timeout_s": (["60", "0.5"], ["0", "-1", "x", "null"]),
+    "launch.host_timeout_s": (["0.5"], ["0", "x", "null"]),
     "launch.hang_timeout_s": (["60", "0.5", "null"], ["0", "-1", "x"]),
     "launch.grace_s": (["60", "0.5"], ["0", "-1", "x", "null"]),
     "launch.max_restarts": (["0", "3"], ["-1", "1.5", "x", "null"]),

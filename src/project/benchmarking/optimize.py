@@ -126,11 +126,9 @@ def optimize(
         raise UserError(f"the experiment as it is fails: {error}") from error
 
     rates = base_rates
-    while (step := _next(search, report, allow_inexact)) is not None:
+    while (step := _next(search, report, allow_inexact)) is not None and not search.out_of_time():
         rates, report = _try(search, *step, rates, report)
-        if search.out_of_time():
-            break
-    return _results(search, base_rates, rates, report)
+    return _results(search, base_rates, rates, report, is_cut=step is not None)
 
 
 def _next(search: Search, report: dict[str, Any], allow_inexact: bool) -> tuple[str, str] | None:
@@ -193,7 +191,7 @@ def merged(overrides: list[str], later: list[str]) -> list[str]:
     return [text for text in overrides if text.lstrip("+~").partition("=")[0] not in keys] + later
 
 
-def _results(search: Search, before: list[float], after: list[float], report: dict[str, Any]) -> Results:
+def _results(search: Search, before: list[float], after: list[float], report: dict[str, Any], is_cut: bool) -> Results:
     gain = statistics.median(after) / statistics.median(before) if search.kept else 1.0
     comment = f"{gain:.2f} times the samples a second, on {os.cpu_count()} cores"
     path = search.run.folder / FILE
@@ -207,7 +205,7 @@ def _results(search: Search, before: list[float], after: list[float], report: di
     ]
     if not search.kept:
         closing.insert(0, "nothing that was tried gains enough: the experiment stays as it is")
-    if search.out_of_time():
+    if is_cut:
         closing.append("the time is up: benchmark.budget_s=600 gives it more")
     rows = [{name: getattr(tried, name) for name in Tried.__dataclass_fields__} for tried in search.tried]
     summary = {

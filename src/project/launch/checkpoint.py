@@ -89,6 +89,13 @@ def loading(path: str | None) -> Iterator[None]:
     """Tell a checkpoint that does not fit the model in a sentence."""
     try:
         yield
+    except ValueError as error:
+        if path is None or "total steps" not in str(error):
+            raise
+        raise UserError(
+            f"the schedule of the run was made for its first length, and can't go past it ({error}): type "
+            "scheduler=none, which keeps the last learning rate, or start a new run"
+        ) from error
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()]
         if not lines or "Error(s) in loading state_dict" not in lines[0]:

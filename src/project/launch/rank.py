@@ -255,6 +255,7 @@ def quiet_libraries() -> None:
         r"Be aware that when using `ckpt_path`, callbacks",  # evaluation wants the weights only
         r".*functional\.all_gather is deprecated",  # Lightning's, against the newest torch
         r"Checkpoint directory .* exists and is not empty",  # best and last share theirs
+        r"Experiment logs directory .* exists and is not empty",  # a run that goes on keeps its rows
     ):
         warnings.filterwarnings("ignore", message)
 

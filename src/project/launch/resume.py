@@ -6,6 +6,7 @@ import contextlib
 import csv
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -13,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from project.errors import UserError
+from project.launch.composition import config_folder
 from project.launch.from_checkpoint import is_group, quote_path, typed_overrides, untyped
 from project.launch.secrets import masked_arguments
 from project.launch.trust import check_targets, signature, trusted_packages
@@ -54,6 +57,14 @@ def compose_resumed(name: str, arguments: list[str]) -> str:
             f"the run in {folder} is complete: type trainer.max_epochs=N too, with more than its "
             f"{node['trainer'].get('max_epochs')}, to train longer"
         )
+    for key, (typed, override) in overrides.items():
+        if key.partition(".")[0] in ("optimizer", "scheduler") and (key, override.value()) != ("scheduler", "none"):
+            raise UserError(
+                f"{typed} can't be: a run that goes on keeps its optimizer and its schedule, whose states lie in the "
+                "checkpoint: leave it out, type scheduler=none for the last learning rate, or start a new run"
+            )
+    signed = is_own(folder)
+    node = linked(node, stored_overrides(folder), name)
     defaults: list[Any] = ["_self_", {"hydra": "default"}]
     for group in sorted(overrides, key=lambda group: group.count("/")):
         outer, _, inner = group.rpartition("/")
@@ -62,11 +73,12 @@ def compose_resumed(name: str, arguments: list[str]) -> str:
         parent = node
         for part in outer.split("/") if outer else []:
             parent = parent[part]
-        parent.pop(inner, None)
+        if isinstance(parent, dict):
+            parent.pop(inner, None)
         defaults.append({group: None})
     trusted = overrides.get("launch.trusted_targets")
     allowed = trusted_packages(trusted[1].value() if trusted else None)
-    if not is_own(folder):
+    if not signed:
         check_targets(untyped(node, overrides), str(folder / "config.yaml"), allowed)
     ConfigStore.instance().store(name=f"{name}_resumed", node={"defaults": defaults, **node})
     return f"{name}_resumed"
@@ -89,6 +101,31 @@ def stored_config(folder: Path) -> dict[str, Any]:
     here, before = str(folder.resolve()), str(config["paths"].get("run_dir"))
     moved: dict[str, Any] = _replaced(config, before, here)
     return moved | {"paths": moved["paths"] | {"run_dir": here}, "resume": here}
+
+
+def linked(config: dict[str, Any], overrides: list[str], name: str) -> dict[str, Any]:
+    """A run's config, in which values that others follow are followed again: ``model.optimizer`` is ``${optimizer}``.
+
+    As far as the config files still say so, and the values agree; a config that can't be composed anew stays as it is.
+    """
+    try:
+        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+            files = OmegaConf.to_container(compose(name, overrides), resolve=False)
+    except Exception:  # whatever Hydra finds wrong with files that have changed since
+        return config
+
+    def link(node: Any, of_files: Any) -> Any:
+        if isinstance(of_files, str) and (followed := re.fullmatch(r"\$\{([\w.]+)\}", of_files)):
+            value: Any = config
+            for part in followed.group(1).split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            return of_files if value == node else node
+        if isinstance(node, dict) and isinstance(of_files, dict):
+            return {key: link(child, of_files.get(key)) for key, child in node.items()}
+        return node
+
+    followed: dict[str, Any] = link(config, files)
+    return followed
 
 
 def _replaced(node: Any, before: str, now: str) -> Any:
@@ -209,7 +246,7 @@ def continue_curves(loggers: list[Any], point: Point, rank: int) -> None:
             logger._kwargs["purge_step"] = point.step  # TensorBoard then leaves out earlier points from there on
             if rank == 0:
                 _drop_later_points(Path(logger.log_dir), point.step + 1)  # the tracker counts steps that are done
-        elif isinstance(logger, CSVLogger):
+        elif isinstance(logger, CSVLogger) and rank == 0:
             _continue_csv(logger, point.step)
 
 
@@ -228,7 +265,7 @@ def _continue_csv(logger: Any, step: int) -> None:
     """Lightning's CSV logger begins with an empty file."""
     path = Path(logger.log_dir) / "metrics.csv"
     rows: list[dict[str, str]] = []
-    if path.is_file() and logger._rank_zero():
+    if path.is_file():
         with path.open(newline="") as file:
             rows = [row for row in csv.DictReader(file) if row.get("step", "").isdigit() and int(row["step"]) < step]
     logger.experiment.metrics.extend(rows)
