@@ -1,7 +1,10 @@
 """Which checkpoints there are, when they are written, and how a damaged one is known."""
 
 import errno
+from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import lightning as L
 import pytest
@@ -45,9 +48,8 @@ def test_last_states_are_kept_by_time(tmp_path: Path) -> None:
     assert set(steps(tmp_path).values()) >= {1, 2, 3, 24}
 
 
-@pytest.mark.parametrize("mode", ["min", "max"])
-def test_best_states_are_ranked(tmp_path: Path, mode: str) -> None:
-    values = [3.0, 1.0, float("nan"), 2.0]
+def fit_scored(folder: Path, values: list[float], mode: str, keep: int) -> BestCheckpoints:
+    """Four epochs whose validations score these values."""
 
     class Scored(NoisyModel):
         def on_validation_epoch_end(self) -> None:
@@ -55,14 +57,93 @@ def test_best_states_are_ranked(tmp_path: Path, mode: str) -> None:
 
     trainer = L.Trainer(
         accelerator="cpu", max_epochs=4, plugins=[CheckpointFiles()], logger=False, enable_progress_bar=False,
-        callbacks=[best := BestCheckpoints(str(tmp_path), "score", mode, keep=3)], num_sanity_val_steps=0,
-        enable_model_summary=False, default_root_dir=tmp_path,
+        callbacks=[best := BestCheckpoints(str(folder), "score", mode, keep)], num_sanity_val_steps=0,
+        enable_model_summary=False, default_root_dir=folder,
     )  # fmt: skip
     trainer.fit(Scored(), datamodule=NoisyData())
+    return best
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_best_states_are_ranked(tmp_path: Path, mode: str) -> None:
+    best = fit_scored(tmp_path, [3.0, 1.0, float("nan"), 2.0], mode, keep=3)
     ranked = {"min": [12, 24, 6], "max": [6, 24, 12]}[mode]
     assert steps(tmp_path) == dict(zip(["best.ckpt", "best-1.ckpt", "best-2.ckpt"], ranked, strict=True))
     assert best.scores == sorted([1.0, 2.0, 3.0], reverse=mode == "max")
     assert best.best_model_path == str(tmp_path / "best.ckpt")
+
+
+@pytest.mark.filterwarnings("ignore:.*could not be written")
+@pytest.mark.parametrize(
+    ("values", "kept", "at_step"),
+    [
+        ([1.0, 9.0, 2.0, 0.0], 2.0, 18),  # better than what is there, though not than what was lost
+        ([1.0, 0.0, 0.0, 9.0], 1.0, 6),  # the last
+    ],
+)
+def test_best_state_that_could_not_be_written_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[float], kept: float, at_step: int
+) -> None:
+    real, written = torch.save, 0
+
+    def save(checkpoint: Any, file: Any) -> None:
+        nonlocal written
+        written += 1
+        if written == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(checkpoint, file)
+
+    monkeypatch.setattr(torch, "save", save)
+    best = fit_scored(tmp_path, values, "max", keep=1)
+    assert best.scores == [kept]
+    assert steps(tmp_path) == {"best.ckpt": at_step}
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
+    """Nothing is written until it is set."""
+    real, event = torch.save, Event()
+
+    def save(checkpoint: Any, file: Any) -> None:
+        assert event.wait(30)
+        real(checkpoint, file)
+
+    monkeypatch.setattr(torch, "save", save)
+    yield event
+    event.set()
+
+
+def test_what_is_written_in_the_background_is_the_state_of_its_moment(tmp_path: Path, held: Event) -> None:
+    files, path = CheckpointFiles(), tmp_path / "last.ckpt"
+    weight = torch.zeros(3)
+    state = {"weight": weight, "tied": weight, "counts": [1]}
+    files.save_checkpoint(state, path, {"in_background": True})
+    weight.fill_(5)
+    state["counts"].append(2)  # type: ignore[union-attr]
+    assert not path.exists()
+    held.set()
+    assert files.wait()
+    written = torch.load(path, weights_only=True)
+    assert written["weight"].tolist() == [0, 0, 0]
+    assert written["weight"].data_ptr() == written["tied"].data_ptr()
+    assert written["counts"] == [1]
+
+
+def test_files_come_in_the_order_in_which_they_were_asked_for(tmp_path: Path, held: Event) -> None:
+    files = CheckpointFiles()
+    files.save_checkpoint({"step": 1}, tmp_path / "best.ckpt", {"in_background": True})
+    files.save_checkpoint({"step": 2}, tmp_path / "last.ckpt", {"in_background": True})
+    held.set()
+    files.save_checkpoint({"step": 3}, tmp_path / "last.ckpt", {"keep": 2})
+    found = {path.name: torch.load(path, weights_only=True)["step"] for path in tmp_path.iterdir()}
+    assert found == {"best.ckpt": 1, "last.ckpt": 3, "last-1.ckpt": 2}
+
+
+def test_an_error_in_the_background_is_not_lost(tmp_path: Path) -> None:
+    files = CheckpointFiles()
+    files.save_checkpoint({"function": lambda: None}, tmp_path / "last.ckpt", {"in_background": True})
+    with pytest.raises(Exception, match="pickle"):
+        files.teardown()
 
 
 def test_no_metric_takes_the_last_as_the_best(tmp_path: Path) -> None:

@@ -286,6 +286,8 @@ def test_what_is_typed_for_a_group_that_the_model_does_not_read_is_refused(compo
     config = plain(compose(*overrides))
     with pytest.raises(UserError, match=r"scheduler.* was typed, but model\._target_=.*Strict takes no scheduler"):
         preflight.fit_to_targets(config, overrides)
+    none = plain(compose(overrides[0], "scheduler=none"))
+    preflight.fit_to_targets(none, [overrides[0], "scheduler=none"])  # what one gets
     untyped = plain(compose(overrides[0]))
     preflight.fit_to_targets(untyped, overrides[:1])
     assert "scheduler" not in untyped  # so that it is not shown as a hyperparameter either

@@ -206,7 +206,7 @@ def fit_to_targets(config: Config, overrides: list[str]) -> list[str]:
 def _drop_unused(config: Config, group: str, typed: set[str]) -> None:
     """Take out a group that the model which was put in does not read; what was typed for it would be ignored."""
     ignored = sorted(key for key in typed if key == group or key.startswith(f"{group}."))
-    if ignored:
+    if ignored and config.get(group) is not None:  # scheduler=none asks for what it gets
         raise UserError(
             f"{ignored[0]} was typed, but model._target_={config['model']['_target_']} takes no {group}, so nothing "
             f"would come of it: leave it out, or give the class an argument {group}"

@@ -19,16 +19,25 @@ from project.launch.stopping import REQUEST, Agreement, Stopped
 from project.strategies.checkpoint_files import CheckpointFiles
 
 
-def save(trainer: L.Trainer, path: Path, place: int = 0, keep: int = 1) -> bool:
+def save(trainer: L.Trainer, path: Path, place: int = 0, keep: int = 1, in_background: bool = False) -> bool:
     """Save a checkpoint as ``path``, or at another place among ``keep`` of that name; whether it was written.
 
-    For all ranks. ``False`` is a full disk and its like, which has been told.
+    For all ranks. ``False`` is a full disk and its like, which has been told. In the background training waits for the
+    copy alone; whether that was written, ``was_written`` says later. Shards are not written there.
     """
     files = trainer.strategy.checkpoint_io
-    options = {"place": place, "keep": keep} if isinstance(files, CheckpointFiles) else None
+    own = {"place": place, "keep": keep, "in_background": in_background}
+    options = own if isinstance(files, CheckpointFiles) else None
     BEAT(trainer.global_step, "saves a checkpoint")
     trainer.save_checkpoint(path, storage_options=options)
     written: bool = trainer.strategy.broadcast(getattr(files, "failure", None) is None)
+    return written
+
+
+def was_written(trainer: L.Trainer, path: Path) -> bool:
+    """Whether what was last saved in the background under a path is there; for all ranks."""
+    files = trainer.strategy.checkpoint_io
+    written: bool = trainer.strategy.broadcast(not isinstance(files, CheckpointFiles) or files.wait(path))
     return written
 
 
@@ -44,6 +53,7 @@ class LastCheckpoint(Checkpoint, BetweenSteps):
         every_n_epochs: And after the last epoch; null for that one alone.
         every_n_steps: Optimizer steps.
         every_s: Seconds.
+        in_background: Training goes on while a file is written; not when the run is to stop.
 
     Raises:
         UserError: an argument can't be.
@@ -59,6 +69,7 @@ class LastCheckpoint(Checkpoint, BetweenSteps):
         every_n_epochs: int | None = 1,
         every_n_steps: int | None = None,
         every_s: float | None = None,
+        in_background: bool = True,
     ) -> None:
         for name, value, least in (
             ("keep", keep, 1), ("every_n_epochs", every_n_epochs, 1), ("every_n_steps", every_n_steps, 1)
@@ -72,6 +83,7 @@ class LastCheckpoint(Checkpoint, BetweenSteps):
         self.every_n_epochs = every_n_epochs
         self.every_n_steps = every_n_steps
         self.every_s = every_s
+        self.in_background = in_background
         self.best_model_path = ""
         self._saved_after = -1  # optimizer steps
         self._saved_at_s = 0.0  # of the clock that the ranks agree on
@@ -103,7 +115,7 @@ class LastCheckpoint(Checkpoint, BetweenSteps):
         can_save = self._can_go_on_inside and not _awaits_end_of_epoch(trainer)
         # After a validation its points in the curves would be written a second time by a run that goes on before it.
         if can_save and (asked or (self._is_due and not _is_validated_next(trainer))):
-            self._save(trainer)
+            self._save(trainer, is_last=bool(asked))
         if asked:
             raise Stopped(asked, saved=self._saved_after == step)
 
@@ -112,8 +124,9 @@ class LastCheckpoint(Checkpoint, BetweenSteps):
             return
         asked = self._asked or self._agreement.asked()
         by_epochs = self.every_n_epochs is not None and trainer.current_epoch % self.every_n_epochs == 0
-        if by_epochs or asked or self._is_due or trainer.fit_loop.done:
-            self._save(trainer)
+        is_last = bool(asked) or trainer.fit_loop.done
+        if by_epochs or is_last or self._is_due:
+            self._save(trainer, is_last)
         if asked:
             raise Stopped(asked, saved=self._saved_after == trainer.global_step)
 
@@ -128,15 +141,15 @@ class LastCheckpoint(Checkpoint, BetweenSteps):
         if asked := self._agreement.asked("validate"):
             # As it was before the validation, which a run that goes on begins anew.
             if self._can_go_on_inside:
-                self._save(trainer)
+                self._save(trainer, is_last=True)
             raise Stopped(asked, saved=self._saved_after == trainer.global_step)
 
-    def _save(self, trainer: L.Trainer) -> None:
+    def _save(self, trainer: L.Trainer, is_last: bool) -> None:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         self._saved_at_s = self._agreement.elapsed_s
         self._is_due = False
-        if save(trainer, self.path, keep=self.keep):
+        if save(trainer, self.path, keep=self.keep, in_background=self.in_background and not is_last):
             self._saved_after = trainer.global_step
             self.best_model_path = str(self.path)
 
@@ -163,33 +176,50 @@ class BestCheckpoints(ModelCheckpoint):
         monitor: A logged metric.
         mode: ``min`` or ``max``.
         keep: How many there are.
+        in_background: Training goes on while a file is written.
 
     Raises:
         UserError: ``keep`` can't be.
     """
 
-    def __init__(self, dirpath: str, monitor: str | None, mode: str = "min", keep: int = 1) -> None:
+    def __init__(
+        self, dirpath: str, monitor: str | None, mode: str = "min", keep: int = 1, in_background: bool = True
+    ) -> None:
         if keep < 1:
             raise UserError(f"callbacks.best.keep={keep} can't be: type a whole number from 1")
         super().__init__(dirpath, "best", monitor, mode=mode, enable_version_counter=False)
         self.path = Path(dirpath) / "best.ckpt"
         self.keep = keep
+        self.in_background = in_background
         self.scores: list[float] = []  # the best first
+        self._scores_before: list[float] = []  # the last save
 
     def _save_topk_checkpoint(self, trainer: L.Trainer, monitor_candidates: dict[str, torch.Tensor]) -> None:
         if self.monitor is not None and self.monitor not in monitor_candidates:
             super()._save_topk_checkpoint(trainer, monitor_candidates)  # which tells
             return
+        self._check_written(trainer)
         score, place = math.nan, 0
         if self.monitor is not None:
             score = float(monitor_candidates[self.monitor])
             place = trainer.strategy.broadcast(sum(not self._is_better(score, other) for other in self.scores))
         if place >= self.keep:
             return
-        if save(trainer, self.path, place, self.keep):
+        if save(trainer, self.path, place, self.keep, self.in_background):
             self._last_global_step_saved = trainer.global_step
+            self._scores_before = self.scores
             if self.monitor is not None:
                 self.scores = [*self.scores[:place], score, *self.scores[place:]][: self.keep]
+            self._point_to_best()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_end(trainer, pl_module)
+        self._check_written(trainer)
+
+    def _check_written(self, trainer: L.Trainer) -> None:
+        """What could not be written does not count."""
+        if not was_written(trainer, self.path):
+            self.scores = self._scores_before
             self._point_to_best()
 
     def _is_better(self, score: float, other: float) -> bool:
@@ -198,13 +228,13 @@ class BestCheckpoints(ModelCheckpoint):
         return score < other if self.mode == "min" else score > other
 
     def _point_to_best(self) -> None:
-        self.best_model_path = str(self.path)
+        self.best_model_path = str(self.path) if self.scores or self.monitor is None else ""
         self.best_model_score = torch.tensor(self.scores[0]) if self.scores else None
 
     def state_dict(self) -> dict[str, Any]:
         return {"scores": self.scores}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.scores = list(state_dict["scores"])[: self.keep]
+        self.scores = self._scores_before = list(state_dict["scores"])[: self.keep]
         if self.scores:
             self._point_to_best()

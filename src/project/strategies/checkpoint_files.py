@@ -7,12 +7,15 @@ import json
 import shutil
 import zipfile
 import zlib
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
 
 PART = ".part"  # what is still being written
 DAMAGED = ".damaged"
@@ -28,30 +31,93 @@ class CheckpointFiles(TorchCheckpointIO):
 
     def __init__(self) -> None:
         self.failure: str | None = None
+        self._writer: ThreadPoolExecutor | None = None
+        self._pending: dict[Path, Future[str | None]] = {}  # to why it failed
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        """Write a file; ``storage_options`` are those of ``put``."""
+        """Write a file; ``storage_options`` are those of ``put``, and ``in_background``.
+
+        In the background a copy in the host's memory is written, one after another in the order in which they were
+        asked for; ``wait`` says how it ended.
+        """
         path = Path(path)
-        beside = path.with_name(path.name + PART)
+        options = dict(storage_options or {})
+        self.wait(path)  # no more than one copy of a name
         self.failure = None
+        if not options.pop("in_background", False):
+            self.wait()  # what was asked for before is there before
+            self.failure = self._write(checkpoint, path, options)
+            return
+        self._writer = self._writer or ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+        self._pending[path] = self._writer.submit(self._write, copy_to_host(checkpoint), path, options)
+
+    def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        self.wait()
+        return super().load_checkpoint(path, *args, **kwargs)
+
+    def wait(self, path: Path | None = None) -> bool:
+        """Wait until what is written in the background, under a path or all of it, is there; whether it is.
+
+        An error that is not of the disk is raised here.
+        """
+        paths = [path] if path is not None else list(self._pending)
+        failures = [self._pending.pop(one).result() for one in paths if one in self._pending]
+        return not any(failures)
+
+    def teardown(self) -> None:
+        """The end of a training: all files are there."""
+        self.wait()
+        if self._writer is not None:
+            self._writer.shutdown()
+            self._writer = None
+
+    def _write(self, checkpoint: dict[str, Any], path: Path, options: dict[str, Any]) -> str | None:
+        """Write a file; why it failed, where it did for the disk."""
+        beside = path.with_name(path.name + PART)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with beside.open("wb") as file:
                 torch.save(checkpoint, file)
-            put(beside, path, **(storage_options or {}))
+            put(beside, path, **options)
         except (OSError, RuntimeError) as error:
             if not is_of_disk(error):
                 raise
             remove(beside)
-            self.failed(path, error)
+            return _warn(path, error)
+        return None
 
     def failed(self, path: Path, error: BaseException) -> None:
         """Warn of a checkpoint that could not be written."""
-        self.failure = reason(error, path)
-        rank_zero_warn(
-            f"{path} could not be written ({self.failure}): training goes on, what was saved before is still there, "
-            "and the next save is tried"
+        self.failure = _warn(path, error)
+
+
+def _warn(path: Path, error: BaseException) -> str:
+    why = reason(error, path)
+    rank_zero_warn(
+        f"{path} could not be written ({why}): training goes on, what was saved before is still there, and the next "
+        "save is tried"
+    )
+    return why
+
+
+def copy_to_host(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint that the training can no longer change; what two of its tensors share, their copies share."""
+    copies: dict[Any, Tensor] = {}
+
+    def copied(tensor: Tensor) -> Tensor:
+        key = (
+            tensor.untyped_storage().data_ptr(),
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
         )
+        if not tensor.numel() or key not in copies:
+            copies[key] = tensor.detach().to("cpu", copy=True)
+        return copies[key]
+
+    whole: dict[str, Any] = apply_to_collection(checkpoint, Tensor, copied)
+    return whole
 
 
 def is_of_disk(error: BaseException) -> bool:

@@ -153,7 +153,8 @@ class ShardedStrategy(MeshStrategy):
     ) -> None:
         path = Path(self.broadcast(str(filepath)))  # rank 0's, since every rank writes there
         if self._saves_shards:
-            error = save_sharded(checkpoint, path, self.global_rank, **(storage_options or {}))
+            places = {name: value for name, value in (storage_options or {}).items() if name != "in_background"}
+            error = save_sharded(checkpoint, path, self.global_rank, **places)
             files = self.checkpoint_io
             if isinstance(files, CheckpointFiles):
                 files.failure = None
