@@ -20,6 +20,11 @@ from project.errors import UserError
 from project.launch.run import Run
 from project.tracking.windows import percentile
 
+CHOSEN_HERE = {
+    "trainer.devices": "benchmark.devices",
+    "trainer.strategy": "benchmark.strategies",
+    "trainer/strategy": "benchmark.strategies",
+}
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
@@ -75,6 +80,10 @@ def measure_scaling(
     if unknown := set(kinds) - {"strong", "weak"}:
         raise UserError(f"benchmark.kinds={sorted(unknown)}: type benchmark.kinds=[strong], [weak] or [strong,weak]")
     typed = typed_for_training(run.overrides)
+    for text in typed:
+        key, _, value = text.partition("=")
+        if key in CHOSEN_HERE:
+            raise UserError(f"{text}: this benchmark tries several: type {CHOSEN_HERE[key]}=[{value}]")
     settings = Settings(warmup_steps, steps)
     combinations = [
         _combination(config, typed, settings, kind, strategy, number)
