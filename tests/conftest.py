@@ -110,12 +110,29 @@ def run_cli(tmp_path: Path, interpreter: WarmInterpreter) -> RunCli:
     return run
 
 
-@pytest.fixture(scope="session")
-def slurm() -> Iterator[Path]:
+@pytest.fixture
+def slurm(slurm_cluster: Path) -> Path:
     """A running one-node SLURM that declares 8 CPUs: its configuration file, which ``SLURM_CONF`` names too.
 
+    Its node is idle: of a job that was killed SLURM cleans up for some seconds, and may take the node out for it.
     A requeued job waits two minutes, unless told ``scontrol update JobId=... StartTime=now``.
     """
+    end = time.monotonic() + 60
+    while (state := _output("sinfo", "--noheader", "--format=%T")) != "idle":
+        assert time.monotonic() < end, f"SLURM's node is {state}"
+        if state.startswith(("drain", "down")):
+            node = _output("sinfo", "--noheader", "--format=%N")
+            subprocess.run(["scontrol", "update", f"nodename={node}", "state=resume"], check=False)
+        time.sleep(0.5)
+    return slurm_cluster
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster() -> Iterator[Path]:
     if os.geteuid() != 0:
         pytest.skip("SLURM's daemons need root")
     if not (shutil.which("slurmctld") and shutil.which("munged")):

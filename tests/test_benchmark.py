@@ -139,7 +139,8 @@ def test_optimizing_finds_workers_for_a_starved_loader(run_cli: Any, tmp_path: P
     assert not any(row["override"].startswith("data.batch_size=") for row in kept)
     again = run_cli("train", f"experiment={run_dir}/optimized.yaml", "--cfg", "job")
     assert "delay_ms: 5" in again.stdout
-    assert f"num_workers: {kept[-2]['override'].partition('=')[2]}" in again.stdout
+    workers = [row["override"] for row in kept if row["override"].startswith("data.num_workers=")][-1]
+    assert f"num_workers: {workers.partition('=')[2]}" in again.stdout
 
 
 def measured_by(benchmark: psutil.Process) -> list[psutil.Process]:
