@@ -16,7 +16,7 @@ from project.benchmarking.candidates import Machine, candidates, changes_results
 from project.benchmarking.compare import Spread
 from project.benchmarking.measure import MeasurementError, measure
 from project.benchmarking.report import Results
-from project.benchmarking.setup import compose_training, typed_experiment, typed_for_training
+from project.benchmarking.setup import compose_training, typed_experiment, typed_for_training, usable_cores
 from project.benchmarking.trial import Settings, contender, samples_per_s
 from project.errors import UserError
 from project.launch import devices
@@ -148,9 +148,8 @@ def _next(search: Search, report: dict[str, Any], allow_inexact: bool) -> tuple[
 def _machine(config: dict[str, Any]) -> Machine:
     trainer = config["trainer"]
     ranks = 1 if is_single_process(trainer["strategy"]) else devices.count(trainer["accelerator"], trainer["devices"])
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     on_gpu = devices.count_gpus(trainer["accelerator"], trainer["devices"]) > 0
-    return Machine(max(1, cores // ranks), on_gpu, ranks > 1)
+    return Machine(max(1, usable_cores() // ranks), on_gpu, ranks > 1)
 
 
 def _try(

@@ -188,10 +188,10 @@ def _record(combination: Combination, all_of_them: list[Combination], settings: 
 
 
 def _efficiency(combination: Combination, all_of_them: list[Combination]) -> float | None:
-    """Samples a second of a device, against the same strategy on the fewest devices."""
-    same = [c for c in all_of_them if c.strategy == combination.strategy and c.rates]
+    """Samples a second of a device, against the same strategy on the fewest devices; None where that failed."""
+    same = [c for c in all_of_them if c.strategy == combination.strategy]
     fewest = min(same, key=lambda c: (c.devices, c.kind != combination.kind))
-    if not fewest.rates or fewest.devices == max(c.devices for c in all_of_them) != min(c.devices for c in all_of_them):
+    if not fewest.rates:
         return None
     per_device = statistics.median(combination.rates) / combination.devices
     return per_device / (statistics.median(fewest.rates) / fewest.devices)

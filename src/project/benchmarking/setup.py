@@ -150,8 +150,12 @@ def hand_written(
 
 def threads_per_rank(ranks: int) -> int:
     """The share of this host's cores, or what OMP_NUM_THREADS says."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return int(os.environ.get("OMP_NUM_THREADS") or max(1, cores // ranks))
+    return int(os.environ.get("OMP_NUM_THREADS") or max(1, usable_cores() // ranks))
+
+
+def usable_cores() -> int:
+    """Cores of this host that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def wide_enough(

@@ -19,8 +19,7 @@ from project.launch.build import build
 from project.launch.heartbeat import BEAT, Sign
 from project.launch.summary import readable
 from project.tracking.curves import batch_length
-from project.tracking.facts import num_model_replicas
-from project.tracking.progress import Progress
+from project.tracking.facts import num_model_replicas, progress_of
 
 REDRAW_EVERY_S = 0.25
 STALE_S = 5.0  # from which on a rank that does not move is told
@@ -83,9 +82,6 @@ class ProgressDisplay(ProgressBar):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._validation_began_at = time.monotonic()
-        if trainer.training or trainer.sanity_checking:
-            return
-        self._show(trainer, pl_module)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not trainer.sanity_checking and hasattr(self, "_validations_s"):
@@ -153,18 +149,6 @@ class ProgressDisplay(ProgressBar):
             stale = f"for {sign.age_s:.0f} s" if sign.age_s > STALE_S else ""
             table.add_row(f"rank {sign.rank}", f"step {sign.step:,}", sign.phase, behind, stale)
         return table
-
-
-def progress_of(trainer: L.Trainer) -> Progress:
-    """Where a trainer stands."""
-    loop = trainer.fit_loop
-    epochs = math.inf if loop.max_epochs is None or loop.max_epochs < 0 else loop.max_epochs
-    return Progress(
-        batches=loop.epoch_loop.batch_progress.total.ready,
-        steps=trainer.global_step,
-        max_batches=epochs * trainer.num_training_batches,
-        max_steps=trainer.max_steps if trainer.max_steps >= 0 else math.inf,
-    )
 
 
 def farthest_behind(signs: list[Sign], most: int) -> list[Sign]:

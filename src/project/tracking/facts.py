@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import lightning as L
 import torch
 
+from project.tracking.progress import Progress
 from project.tracking.remedies import Facts
 
 DATA_KEYS = ("num_workers", "prefetch_factor", "pin_memory", "batch_size")
@@ -47,3 +49,15 @@ def num_model_replicas(trainer: L.Trainer) -> int:
     """Ranks, or groups of ranks that hold one model together, with batches of their own."""
     kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
     return int(kwargs.get("num_replicas", 1))
+
+
+def progress_of(trainer: L.Trainer) -> Progress:
+    """Where a trainer stands."""
+    loop = trainer.fit_loop
+    epochs = math.inf if loop.max_epochs is None or loop.max_epochs < 0 else loop.max_epochs
+    return Progress(
+        batches=loop.epoch_loop.batch_progress.total.ready,
+        steps=trainer.global_step,
+        max_batches=epochs * trainer.num_training_batches,
+        max_steps=trainer.max_steps if trainer.max_steps >= 0 else math.inf,
+    )

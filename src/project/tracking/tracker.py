@@ -26,13 +26,12 @@ from project.tracking.dashboard import Dashboard
 from project.tracking.ddp_times import DDPTimes, TimedBuffers
 from project.tracking.device_clock import DeviceClock, on_device
 from project.tracking.diagnosis import Diagnosis
-from project.tracking.facts import facts_of, num_model_replicas
+from project.tracking.facts import facts_of, num_model_replicas, progress_of
 from project.tracking.machine import Machine, peak_flops_per_s
 from project.tracking.operations import count_operations, operation_cost_us
 from project.tracking.overview import Overview
 from project.tracking.phase_profiler import PhaseProfiler
 from project.tracking.phases import PhaseClock
-from project.tracking.progress import Progress
 from project.tracking.replicas import Replicas
 from project.tracking.windows import NUM_FIELDS, Ranks, Window, summarize_steps
 
@@ -279,14 +278,7 @@ class Tracker(Callback):
     def _of_run(self, ranks: Ranks) -> dict[str, float]:
         """Progress, goodput, and how much of the devices' peak is used."""
         trainer = self._trainer
-        loop = trainer.fit_loop
-        epochs = loop.max_epochs if loop.max_epochs is not None and loop.max_epochs >= 0 else math.inf
-        progress = Progress(
-            batches=loop.epoch_loop.batch_progress.total.ready,
-            steps=trainer.global_step,
-            max_batches=epochs * trainer.num_training_batches,
-            max_steps=trainer.max_steps if trainer.max_steps >= 0 else math.inf,
-        )
+        progress = progress_of(trainer)
         batch_s = float(ranks["wall_s"].sum() / ranks["steps"].sum().clamp(min=1))
         wall_s = time.perf_counter() - self._started_at
         return {
