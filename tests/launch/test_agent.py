@@ -14,6 +14,7 @@ import pytest
 
 from project.errors import UserError
 from project.launch import agent
+from project.launch.cpu import usable_cores
 from project.launch.run import Outcome, Run
 from project.launch.stopping import Stopped
 
@@ -140,7 +141,7 @@ def test_each_rank_has_a_log_of_its_own(told: tuple[Path, Outcome]) -> None:
 
 
 def test_the_cores_are_shared_fairly(told: tuple[Path, Outcome]) -> None:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     for rank in facts(told[0]):
         assert rank["threads"] == (int(rank["omp"]) if rank["omp"] else max(1, cores // 3))
 

@@ -1,11 +1,10 @@
 """What a rank logs, its random numbers and its threads."""
 
 import io
-import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from project.launch import rank
-from project.launch.rank import Tee, rank_log, share_threads
+from project.launch.rank import Tee, rank_log
 from project.launch.seeding import seed_rank
 
 
@@ -178,47 +177,8 @@ def test_the_largest_seed_works_on_any_rank() -> None:
     assert drawn(2**32 - 1, 1023) != drawn(2**32 - 1, 1022)
 
 
-@pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int | None]:
-    """The number of threads that was set, on a host of 8 cores; None where none was."""
-    given: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", given.append)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"):
-        monkeypatch.delenv(name, raising=False)
-    return lambda: given[-1] if given else None
-
-
-@pytest.mark.parametrize(
-    ("environment", "typed", "ranks", "expected"),
-    [
-        ({}, "auto", 1, None),
-        ({}, "auto", 2, 4),
-        ({}, "auto", 3, 2),
-        ({}, "auto", 16, 1),
-        ({"OMP_NUM_THREADS": "3"}, "auto", 2, 3),
-        ({"SLURM_CPUS_PER_TASK": "5"}, "auto", 2, 5),
-        ({"OMP_NUM_THREADS": "3", "SLURM_CPUS_PER_TASK": "5"}, "auto", 1, 3),
-        ({"OMP_NUM_THREADS": "3"}, 6, 2, 6),
-        ({}, "6", 1, 6),
-    ],
-)
-def test_cores_are_shared_out_unless_told_otherwise(
-    threads: Callable[[], int | None],
-    monkeypatch: pytest.MonkeyPatch,
-    environment: dict[str, str],
-    typed: int | str,
-    ranks: int,
-    expected: int | None,
-) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    share_threads(typed, ranks)
-    assert threads() == expected
-
-
 def test_a_command_is_found_by_module_and_name() -> None:
-    assert rank.load("project.launch.rank:share_threads") is share_threads
+    assert rank.load("project.launch.rank:memory_explained") is rank.memory_explained
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from project.benchmarking.measure import Contender, MeasurementError, measure, s
 from project.benchmarking.task import Task
 from project.errors import UserError
 from project.launch.composition import config_folder, experiment_file, take_experiment_file
+from project.launch.cpu import usable_cores
 
 Config = dict[str, Any]
 PLAIN = {
@@ -151,11 +152,6 @@ def hand_written(
 def threads_per_rank(ranks: int) -> int:
     """The share of this host's cores, or what OMP_NUM_THREADS says."""
     return int(os.environ.get("OMP_NUM_THREADS") or max(1, usable_cores() // ranks))
-
-
-def usable_cores() -> int:
-    """Cores of this host that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def wide_enough(

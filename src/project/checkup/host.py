@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from project.checkup.finding import Finding, Status, graded
+from project.launch.cpu import usable_cores
 
 GIB = 2**30
 SHARED_MEMORY = Path("/dev/shm")
@@ -31,7 +32,7 @@ def check(outputs: Path, num_gpus: int) -> Iterator[Finding]:
 
 def cores(num_gpus: int) -> Finding:
     """Cores that this process may use: its affinity and its container's quota count, not the machine."""
-    usable = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    usable = float(usable_cores())
     usable = min(usable, _cpu_quota())
     per_device = usable / max(1, num_gpus)
     value = f"{usable:g} of {os.cpu_count()}" + (f", {per_device:g} for each GPU" if num_gpus else "")

@@ -20,6 +20,7 @@ from project.errors import UserError
 from project.launch import (
     agent,
     combinations,
+    cpu,
     devices,
     hosts,
     preflight,
@@ -182,7 +183,7 @@ def _complete_of_requeued(composed: DictConfig, overrides: list[str], kind: str)
 def _run_here(function: str, config: dict[str, Any], run: Run) -> Outcome:
     """Run as the only rank, in this process, and leave no trace in its environment."""
     with rank.environment_restored(), listening(insistent=True), rank.rank_log(run.folder, 0, own_console=True):
-        rank.share_threads(config["launch"]["threads_per_rank"], local_world_size=1)
+        cpu.settle(config, local_world_size=1)
         try:
             with rank.memory_explained(config, 1):
                 return rank.load(function)(config, run)
@@ -214,7 +215,7 @@ def _run_as_rank(
         strategy_config, local_world_size = config["trainer"]["strategy"], devices.local_world_size()
         shares = world_size // ranks_per_batch(strategy_config, local_world_size)
         preflight.check_batch_size(config, shares, pipeline_layout(strategy_config, local_world_size))
-    rank.share_threads(config["launch"]["threads_per_rank"], devices.local_world_size())
+    cpu.settle(config, devices.local_world_size())
     with rank.environment_restored(), rank.process_group(config), ExitStack() as stack:
         me = environment.global_rank()
         told: list[Any] = [None]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.fit_loop import RestartStage, _FitLoop
 from lightning.pytorch.loops.loop import _Loop
@@ -13,6 +17,11 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 
 from project.launch.heartbeat import BEAT
+
+STEP_HOOKS = (
+    "on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward",
+    "on_before_optimizer_step", "on_train_batch_end",
+)  # fmt: skip
 
 
 class BetweenSteps:
@@ -38,6 +47,29 @@ def install(trainer: L.Trainer) -> None:
     trainer._signal_connector = NoSignals(trainer)
 
 
+@contextmanager
+def empty_hooks_hidden(trainer: L.Trainer) -> Iterator[None]:
+    """Let Lightning skip the hooks of a step that do nothing, since nobody overrides them.
+
+    Lightning calls every hook of every callback and of the model, each inside a context or two, and skips what can't
+    be called. All those took a sixth of the time of a step of a tiny net, 0.2 of 1.2 ms.
+    """
+    owners = [(callback, Callback) for callback in trainer.callbacks]  # type: ignore[attr-defined]
+    hidden = [
+        (owner, hook)
+        for owner, base in [*owners, (trainer.lightning_module, L.LightningModule)]
+        for hook in STEP_HOOKS
+        if getattr(type(owner), hook) is getattr(base, hook) and hook not in vars(owner)
+    ]
+    for owner, hook in hidden:
+        vars(owner)[hook] = None
+    try:
+        yield
+    finally:
+        for owner, hook in hidden:
+            vars(owner).pop(hook, None)
+
+
 class NoSignals(_SignalConnector):
     """Registers nothing."""
 
@@ -57,6 +89,10 @@ def _tell(trainer: L.Trainer, event: str) -> None:
 class FitLoop(_FitLoop):
     """Goes on where ``on_step_done`` or ``on_epoch_done`` saved: no counter is half-way there."""
 
+    def run(self) -> None:
+        with empty_hooks_hidden(self.trainer):
+            super().run()
+
     def reset(self) -> None:
         torch.set_grad_enabled(True)
         epochs: Any = self.epoch_progress.current
@@ -73,6 +109,8 @@ class FitLoop(_FitLoop):
 class EpochLoop(_TrainingEpochLoop):
     """One epoch, or what is left of it."""
 
+    _takes_batch_idx: bool | None = None  # of the model's training_step
+
     def reset(self) -> None:
         if not self.trainer.fit_loop.restarted_mid_epoch:
             super().reset()
@@ -87,6 +125,15 @@ class EpochLoop(_TrainingEpochLoop):
         if not self._should_accumulate() and not self.trainer.should_stop:
             _tell(self.trainer, "on_step_done")
         super().on_advance_end(data_fetcher)
+
+    def _build_kwargs(self, kwargs: OrderedDict[str, Any], batch: Any, batch_idx: int) -> OrderedDict[str, Any]:
+        # Lightning looks at the signature of training_step in each step, for 20 microseconds.
+        if self._takes_batch_idx is None:
+            self._takes_batch_idx = "batch_idx" in super()._build_kwargs(OrderedDict(), batch, batch_idx)
+        kwargs["batch"] = batch
+        if self._takes_batch_idx:
+            kwargs["batch_idx"] = batch_idx
+        return kwargs
 
     def _broadcast_sigterm_tensor(self) -> None:
         """Nothing; see ``install``."""

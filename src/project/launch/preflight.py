@@ -63,6 +63,7 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("data.num_workers", _whole(0), "a whole number from 0"),
     ("optimizer.lr", _positive(0), "a number from 0"),
     ("launch.threads_per_rank", _whole(1, "auto"), "a whole number from 1, or auto"),
+    ("launch.keep_freed_memory", _flag, "true or false"),
     ("launch.timeout_s", _positive(), "a number of seconds above 0"),
     ("launch.host_timeout_s", _positive(), "a number of seconds above 0"),
     ("launch.hang_timeout_s", _positive(None), "a number of seconds above 0, or null"),

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from project import errors
+from project.launch import cpu
 from project.launch.full_disk import SparedStream
 from project.launch.heartbeat import BEAT
 from project.launch.run import Outcome, Run
@@ -69,7 +70,7 @@ def main(assignment: Assignment, lifeline: Connection) -> Outcome | None:
     threading.Thread(target=_die_with_launcher, args=(lifeline,), daemon=True).start()
     # How this rank was started is not how its loaders start their workers: each would import all anew.
     multiprocessing.set_start_method(None, force=True)
-    share_threads(assignment.config["launch"]["threads_per_rank"], int(os.environ["LOCAL_WORLD_SIZE"]))
+    cpu.settle(assignment.config, int(os.environ["LOCAL_WORLD_SIZE"]))
     world_size = int(os.environ["WORLD_SIZE"])
     restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     BEAT.start(assignment.heartbeats, rank)
@@ -170,19 +171,6 @@ def environment_restored() -> Iterator[None]:
         os.environ.update(before)
 
 
-def share_threads(threads_per_rank: int | str, local_world_size: int) -> None:
-    """Give this rank its CPU threads: without a limit each rank takes all cores, and they fight for them."""
-    import torch
-
-    if threads_per_rank != "auto":
-        torch.set_num_threads(int(threads_per_rank))
-    elif given := os.environ.get("OMP_NUM_THREADS") or os.environ.get("SLURM_CPUS_PER_TASK"):
-        torch.set_num_threads(int(given))
-    elif local_world_size > 1:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(max(1, cores // local_world_size))
-
-
 @contextmanager
 def process_group(config: dict[str, Any]) -> Iterator[None]:
     """Join the ranks' process group, and leave it whatever happens: a group alive at exit can abort the process.
@@ -200,7 +188,7 @@ def process_group(config: dict[str, Any]) -> Iterator[None]:
     rank_zero_only.rank = environment.global_rank()  # type: ignore[attr-defined]
     os.environ["MASTER_ADDR"] = environment.main_address
     os.environ["MASTER_PORT"] = str(environment.main_port)
-    on_cuda = config["trainer"]["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    on_cuda = cpu.on_cuda(config)
     if on_cuda:
         from project.launch.devices import local_cuda_device
 

@@ -19,6 +19,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from project.errors import UserError
+from project.launch.cpu import usable_cores
 from project.launch.run import Outcome
 from project.launch.secrets import masked, masked_arguments
 
@@ -132,7 +133,7 @@ def describe_environment() -> dict[str, Any]:
         "host": socket.gethostname(),
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),  # as a launcher has assigned them
         "platform": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in packages},
         "git": _git_state(),

@@ -14,6 +14,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 
+MOST_LOSSES = 100  # that wait on the device to be summed up
+
+
 class TrainingCurves(Callback):
     """Logs ``train/loss``, ``train/lr`` and ``train/grad_norm`` every ``trainer.log_every_n_steps`` steps.
 
@@ -25,7 +28,10 @@ class TrainingCurves(Callback):
         self.samples = 0
         self.train_s = 0.0
         self.first_step_at: float | None = None  # seconds since 1970
-        self._sums: Tensor | None = None  # of the losses of the samples since the last point, and their number; (2,)
+        # Since the last point: of the losses of all samples, and how many those are, (2,); and what is not in it yet.
+        self._sums: Tensor | None = None
+        self._losses: list[Tensor] = []
+        self._weights: list[tuple[int, int]] = []
         self._grad_norm: Tensor | None = None
         self._lr: float | None = None
         self._running_since: float | None = None
@@ -36,10 +42,11 @@ class TrainingCurves(Callback):
         return self.samples / self.train_s if self.samples else None
 
     def on_train_start(self, *_: Any) -> None:
-        self._sums = None
+        self._sums, self._losses, self._weights = None, [], []
 
     def rank_state(self) -> dict[str, Any]:
         """What this rank has summed up since the last point, for a checkpoint."""
+        self._sum_up()
         return {"sums": None if self._sums is None else self._sums.cpu().clone()}
 
     def load_rank_state(self, state: dict[str, Any]) -> None:
@@ -90,25 +97,44 @@ class TrainingCurves(Callback):
         self.samples += length * replicas
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, Tensor):
-            # Lightning hands the loss over divided by the number of batches that it accumulates. Sums in float32
-            # would depend in their seventh digit on how the samples were shared out.
-            precise = loss.detach() if loss.device.type == "mps" else loss.detach().double()
-            weighted = precise * trainer.accumulate_grad_batches * length
-            sums = torch.stack([weighted, torch.full_like(weighted, length)])
-            self._sums = sums if self._sums is None else self._sums.to(sums).add_(sums)
+            self._losses.append(loss.detach())
+            # Lightning hands the loss over divided by the number of batches that it accumulates.
+            self._weights.append((length * trainer.accumulate_grad_batches, length))
+            if len(self._losses) == MOST_LOSSES:
+                self._sum_up()
 
         accumulating = pl_module.automatic_optimization and trainer.fit_loop._should_accumulate()
         if _is_logged(trainer) and not accumulating:
-            if self._sums is not None:
-                if trainer.world_size > 1:
-                    # At once; torchmetrics gathers one state after another, which took 20 ms on two busy cores.
-                    dist.all_reduce(self._sums)
-                pl_module.log("train/loss", self._sums[0] / self._sums[1], prog_bar=True, sync_dist=False)
-                self._sums = None
-            if self._grad_norm is not None:
-                pl_module.log("train/grad_norm", self._grad_norm)
-            if self._lr is not None:
-                pl_module.log("train/lr", self._lr)
+            self._log(trainer)
+
+    def _sum_up(self) -> None:
+        if not self._losses:
+            return
+        losses = torch.stack(self._losses).reshape(1, -1)
+        # Sums in float32 would depend in their seventh digit on how the samples were shared out.
+        dtype = torch.float32 if losses.device.type == "mps" else torch.float64
+        weights = torch.tensor(self._weights, dtype=dtype, device=losses.device)
+        sums = torch.stack([losses[0].to(dtype) @ weights[:, 0], weights[:, 1].sum()])
+        self._sums = sums if self._sums is None else self._sums.to(sums).add_(sums)
+        self._losses, self._weights = [], []
+
+    def _log(self, trainer: L.Trainer) -> None:
+        values: dict[str, Tensor] = {}
+        self._sum_up()
+        if self._sums is not None:
+            if trainer.world_size > 1:
+                # At once; torchmetrics gathers one state after another, which took 20 ms on two busy cores.
+                dist.all_reduce(self._sums)
+            values["train/loss"] = self._sums[0] / self._sums[1]
+            trainer.progress_bar_metrics["train/loss"] = float(values["train/loss"])
+            self._sums = None
+        if self._grad_norm is not None:
+            values["train/grad_norm"] = self._grad_norm
+        if self._lr is not None:
+            values["train/lr"] = torch.tensor(self._lr)
+        # Not by self.log: of each value that it was given, Lightning makes new dictionaries in every step.
+        trainer.callback_metrics.update(values)
+        trainer._logger_connector.log_metrics(values)
 
 
 def gradient_norm(trainer: L.Trainer, optimizer: torch.optim.Optimizer) -> Tensor | None:

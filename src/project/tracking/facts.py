@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from typing import Any
 
 import lightning as L
 import torch
 
+from project.launch.cpu import usable_cores
 from project.tracking.progress import Progress
 from project.tracking.remedies import Facts
 
@@ -37,7 +37,7 @@ def facts_of(trainer: L.Trainer, module: L.LightningModule) -> Facts:
         precision=str(trainer.precision),
         compiled=any(part._compiled_call_impl is not None for part in module.modules()),
         can_compile="compile" in module.hparams and has_compiler,
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=usable_cores(),
         threads=torch.get_num_threads(),
         accumulate=trainer.accumulate_grad_batches,
         automatic=module.automatic_optimization,
