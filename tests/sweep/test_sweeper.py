@@ -1,6 +1,7 @@
 """Grids: every combination, whatever becomes of one."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 
 from project.errors import UserError
+from project.launch.run_state import recorded
+from project.sweep.plugins import go_on_with_sweep
 from project.sweep.results import rows_of
 
 RunSweep = Callable[..., Any]
@@ -82,6 +85,50 @@ def test_interrupted_sweep_reports_what_is_done(run_sweep: RunSweep, tmp_path: A
 
     (path,) = tmp_path.glob("*/*/results.csv")
     assert [row.state for row in rows_of(record.read(path.parent))] == ["finished", "interrupted", "waiting"]
+
+
+def test_interrupted_sweep_goes_on_with_the_jobs_that_have_not_finished(run_sweep: RunSweep) -> None:
+    ran: list[tuple[int, bool]] = []
+
+    def run_job(config: DictConfig) -> float:
+        ran.append((config.seed, config.resume is not None))
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        return float(config.seed)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(run_job, "seed=1,2,3", "optimizer.lr=0.5", "+hydra.job.env_set.A=b")
+    folder = newest_sweep()
+    arguments = ["train", f"resume='{folder}'", "hydra.verbose=false"]
+    go_on_with_sweep(arguments)
+    assert arguments[1] == "--multirun"
+    sweep = run_sweep(run_job, *arguments[2:])
+    assert sweep.folder == folder
+    # The second job has a folder, from which it goes on; the third had none yet.
+    assert ran == [(1, False), (2, False), (2, True), (3, False)]
+    assert [(row.state, row.objectives) for row in rows_of(sweep)] == [("finished", (float(n),)) for n in (1, 2, 3)]
+    assert "optimizer.lr=0.5" in sweep.fixed
+    assert "+hydra.job.env_set.A=b" in sweep.typed
+
+    go_on_with_sweep(arguments := ["train", f"resume={folder}"])
+    assert len(rows_of(run_sweep(run_job, *arguments[2:]))) == 3
+    assert len(ran) == 4
+
+
+def test_sweep_goes_on_as_it_began_and_not_while_it_runs(run_sweep: RunSweep) -> None:
+    sweep = run_sweep(lambda config: 1.0, "seed=1,2")
+    with pytest.raises(UserError, match="optimizer.lr=1 can't be: the sweep in .* goes on as it began"):
+        go_on_with_sweep(["train", f"resume={sweep.folder}", "optimizer.lr=1"])
+    go_on_with_sweep(arguments := ["train", f"resume={sweep.folder}"])
+    with recorded(sweep.jobs[1].folder), pytest.raises(UserError, match="seed=2 is running: wait for its end"):
+        run_sweep(lambda config: 1.0, *arguments[2:])
+    unchanged = ["train", "resume=outputs/a_run"]
+    go_on_with_sweep(unchanged)
+    assert unchanged == ["train", "resume=outputs/a_run"]
+
+
+def newest_sweep() -> Path:
+    return max(Path.cwd().glob("*/*/sweep.json"), key=lambda path: path.stat().st_mtime).parent
 
 
 def test_sweep_that_monitors_nothing_has_results_and_no_best(run_sweep: RunSweep) -> None:

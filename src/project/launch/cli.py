@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from project.errors import FULL_ERROR, full_tracebacks, sentence
 from project.launch.composition import check_choices, config_folder, explain, register_resolvers, take_experiment_file
 from project.launch.run import Outcome
-from project.sweep.plugins import ask_for_several_jobs, register_plugins
+from project.sweep.plugins import ask_for_several_jobs, go_on_with_sweep, register_plugins
 
 Prepare = Callable[[str, list[str]], str]
 Job = Callable[[str, DictConfig, list[str], str, Path | None], Outcome]
@@ -54,6 +54,8 @@ def run(name: str, function: str, prepare: Prepare | None = None, job: Job | Non
         # With this set, Hydra raises what went wrong instead of printing it.
         os.environ[FULL_ERROR] = "1"
         flags_first(sys.argv)
+        if name == "train":
+            go_on_with_sweep(sys.argv)
         config_name = prepare(name, sys.argv) if prepare else name
         register_plugins()
         ask_for_several_jobs(sys.argv)

@@ -160,7 +160,8 @@ def _opened_run(
             before = resume.stored_overrides(folder)
             resume.take_up(folder, [] if again else overrides, environment["command"])
             typed = [] if again else [text for text in overrides if not text.startswith("resume=")]
-            overrides = [*before, *typed]
+            # A job of a sweep goes on by all that it began with.
+            overrides = before if before[len(before) - len(typed) :] == typed else [*before, *typed]
         check_unmasked(config, "the run's config" if resumed else "the checkpoint's config")
         environment["signature"] = trust.signature(masked(config))
         run_folder.record(folder, config, overrides, environment)

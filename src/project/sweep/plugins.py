@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 
+from project.errors import UserError
 from project.launch.composition import config_folder
+from project.sweep.jobs import quote
+from project.sweep.record import FILE, read
 
 
 def ask_for_several_jobs(arguments: list[str]) -> None:
@@ -16,6 +20,27 @@ def ask_for_several_jobs(arguments: list[str]) -> None:
     searches = any(argument.startswith("sweep=") and argument != "sweep=grid" for argument in arguments)
     if searches and not any(argument.startswith("-") for argument in arguments[1:]):
         arguments.insert(1, "--multirun")
+
+
+def go_on_with_sweep(arguments: list[str]) -> None:
+    """Where ``resume=`` names the folder of a sweep, replace it by what was typed for that sweep.
+
+    Raises:
+        UserError: something else than Hydra's settings, such as the launcher, is typed beside it.
+    """
+    named = [argument for argument in arguments[1:] if argument.startswith("resume=")]
+    folder = Path(named[-1].partition("=")[2].strip("'\"")) if named else None
+    if folder is None or not (folder / FILE).is_file():
+        return
+    rest = [argument for argument in arguments[1:] if argument not in named and argument not in ("-m", "--multirun")]
+    for argument in rest:
+        if not argument.startswith(("hydra.", "hydra/", "-")):
+            raise UserError(
+                f"{argument} can't be: the sweep in {folder} goes on as it began: leave it out, or begin a new sweep"
+            )
+    sweep = read(folder)
+    place = [f"hydra.sweep.dir={quote(str(folder.resolve()))}", "hydra.sweeper.goes_on=true"]
+    arguments[1:] = ["--multirun", *sweep.typed, *(place if sweep.kind == "grid" else []), *rest]
 
 
 def register_plugins() -> None:

@@ -22,6 +22,7 @@ class Sweep:
         kind: ``grid`` or ``optuna``.
         objectives: What is compared, ``{metric: "min" or "max"}``.
         fixed: What was typed for all jobs.
+        typed: All that was typed, but for the folder.
         total: Jobs that it will have, as far as that is known.
         experiment: The one it starts from: a name, or the path of a file outside of ``conf``.
         jobs: Those begun, in their order.
@@ -34,6 +35,7 @@ class Sweep:
     objectives: dict[str, str]
     fixed: list[str]
     total: int
+    typed: list[str] = field(default_factory=list)
     experiment: str | None = None
     jobs: list[Job] = field(default_factory=list)
     seed: int | None = None

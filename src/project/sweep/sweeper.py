@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
+import shlex
+import sys
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,10 +27,10 @@ from project.launch import agent, run_state
 from project.launch.composition import experiment_file
 from project.launch.preflight import extra_of
 from project.launch.summary import shorten
-from project.sweep.jobs import Job, all_combinations
+from project.sweep.jobs import Job, all_combinations, quote
 from project.sweep.progress import Progress
 from project.sweep.record import FILE as SWEEP_FILE
-from project.sweep.record import Sweep
+from project.sweep.record import Sweep, read
 from project.sweep.results import rows_of
 
 KEPT = 100  # composed configs
@@ -67,7 +69,7 @@ class FolderSweeper(Sweeper):
             _warm_up()
         fixed, sweeps = self._split(arguments)
         record = self.begin(fixed, sweeps)
-        record.fixed = fixed
+        record.fixed, record.typed = fixed, [*arguments, *_typed_for_hydra(self.config)]
         if (name := self.config.hydra.runtime.choices.get("experiment")) is not None:
             record.experiment = experiment_file(name)
         if self.config.get("seed", 0) is None and not any(sweep.key_or_group == "seed" for sweep in sweeps):
@@ -78,6 +80,11 @@ class FolderSweeper(Sweeper):
         begun = {job.number for job in record.jobs}
         try:
             self.run_all(record, sweeps)
+        except BaseException:
+            if record.jobs:
+                folder = shlex.quote(shorten(record.folder))
+                print(f"To go on with the sweep: python -m project.train resume={folder}", file=sys.stderr)
+            raise
         finally:
             if record.jobs:
                 from project.sweep.report import write_report
@@ -158,23 +165,36 @@ class FolderSweeper(Sweeper):
 
 
 class GridSweeper(FolderSweeper):
-    """Every combination of the values."""
+    """Every combination of the values; or, where it ``goes_on``, those of an earlier start that have not finished."""
+
+    def __init__(self, job: DictConfig, goes_on: bool = False) -> None:
+        super().__init__(job)
+        self.goes_on = goes_on
 
     def begin(self, fixed: list[str], sweeps: list[Override]) -> Sweep:
-        """Claim a folder."""
+        """Claim a folder, or take up the sweep that is there."""
         total = len(all_combinations(sweeps))
         folder = Path(self.config.hydra.sweep.dir)
+        if self.goes_on:
+            return _unfinished(folder)
         if (folder / SWEEP_FILE).exists():
-            raise UserError(f"{folder} holds a sweep already: type another hydra.sweep.dir, or leave it out")
+            raise UserError(
+                f"{folder} holds a sweep already: type resume={folder} to go on with it, another hydra.sweep.dir, or "
+                "leave it out"
+            )
         folder.mkdir(parents=True, exist_ok=True)
         return Sweep(folder.resolve(), "grid", self.objectives(), fixed, total)
 
     def run_all(self, record: Sweep, sweeps: list[Override]) -> None:
         """Hand all jobs to the launcher at once, if every one of them composes."""
         jobs = [Job.of(number, chosen, record.folder) for number, chosen in enumerate(all_combinations(sweeps))]
-        planned = [(job, job.overrides(record.fixed)) for job in jobs]
+        done = {job.number for job in record.jobs}
+        planned = [(job, job.overrides(record.fixed) + _resume(job)) for job in jobs if job.number not in done]
         for _, overrides in planned:
             self.composer.compose(self.config, overrides)
+        if not planned:
+            print(f"All {len(done)} jobs of the sweep are finished.", flush=True)
+            return
         with Progress(record):
             self.run(record, planned)
 
@@ -208,6 +228,35 @@ class Composer:
 
     def __getstate__(self) -> dict[str, Any]:
         return {"loader": self.loader, "_kept": {}}
+
+
+def _unfinished(folder: Path) -> Sweep:
+    """The grid in a folder as if only its finished jobs had begun.
+
+    Raises:
+        UserError: a job is running.
+    """
+    record = read(folder)
+    rows = rows_of(record)
+    if running := [row for row in rows if row.state == "running"]:
+        raise UserError(f"{running[0].folder} is running: wait for its end, or stop it")
+    done = {row.number for row in rows if row.state == "finished"}
+    for job in record.jobs:
+        if job.number not in done:
+            (job.folder / run_state.FILE).unlink(missing_ok=True)  # how it ended before is not how it will
+    record.jobs = [job for job in record.jobs if job.number in done]
+    return record
+
+
+def _resume(job: Job) -> list[str]:
+    """What lets a job go on that began before, from its last checkpoint if it has one."""
+    return [f"resume={quote(str(job.folder))}"] if job.folder.exists() else []
+
+
+def _typed_for_hydra(config: DictConfig) -> list[str]:
+    """Overrides of Hydra's own settings, but for the mode, and those by which a sweep goes on."""
+    ours = ("hydra.mode=", "hydra.sweep.dir=", "hydra.sweeper.goes_on=")
+    return [text for text in config.hydra.overrides.hydra if not text.startswith(ours)]
 
 
 def _warm_up() -> None:
