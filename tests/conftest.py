@@ -114,17 +114,23 @@ def run_cli(tmp_path: Path, interpreter: WarmInterpreter) -> RunCli:
 def slurm(slurm_cluster: Path) -> Path:
     """A running one-node SLURM that declares 8 CPUs: its configuration file, which ``SLURM_CONF`` names too.
 
-    Its node is idle: of a job that was killed SLURM cleans up for some seconds, and may take the node out for it.
+    Its node takes jobs: of one that was killed SLURM cleans up for some seconds, and may take the node out for it.
     A requeued job waits two minutes, unless told ``scontrol update JobId=... StartTime=now``.
     """
     end = time.monotonic() + 60
-    while (state := _output("sinfo", "--noheader", "--format=%T")) != "idle":
+    while (state := _output("sinfo", "--noheader", "--format=%T")) != "idle" or not _takes_jobs():
         assert time.monotonic() < end, f"SLURM's node is {state}"
         if state.startswith(("drain", "down")):
             node = _output("sinfo", "--noheader", "--format=%N")
             subprocess.run(["scontrol", "update", f"nodename={node}", "state=resume"], check=False)
         time.sleep(0.5)
     return slurm_cluster
+
+
+def _takes_jobs() -> bool:
+    """Whether the scheduler knows of it, too: for a moment it may refuse a job that the idle node could run."""
+    step = ["srun", "--ntasks", "2", "--overcommit", "--immediate=10", "true"]
+    return subprocess.run(step, capture_output=True, stdin=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def _output(*command: str) -> str:

@@ -59,6 +59,7 @@ start() {
 
   # config_overrides: trust the declared CPUs. linuxproc and task/none: no cgroups, which containers lack.
   # JobRequeue and ReturnToService: preempted jobs come back, and so does the node after a restart.
+  # KillWait, UnkillableStepTimeout: a node is free again some seconds after its job was killed, not a minute.
   # sched_interval: a batch job starts after 1 s, not 3 (the cluster's first job: 3 s).
   cat >"$SLURM_CONF" <<CONF
 ClusterName=project
@@ -82,6 +83,8 @@ SelectTypeParameters=CR_Core
 MpiDefault=none
 SchedulerParameters=sched_interval=1
 JobRequeue=1
+KillWait=2
+UnkillableStepTimeout=10
 ReturnToService=2
 SlurmdParameters=config_overrides
 NodeName=$host NodeAddr=127.0.0.1 CPUs=$cpus RealMemory=$memory_mb State=UNKNOWN
