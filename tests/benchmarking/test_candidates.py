@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from project.benchmarking.candidates import Machine, candidates, changes_results
+from project.benchmarking.candidates import Machine, candidates
 from project.benchmarking.optimize import merged, noise
+from project.tracking.remedies import changes_results
 
 CPU = Machine(cores_per_rank=2, on_gpu=False, several=False)
 GPUS = Machine(cores_per_rank=8, on_gpu=True, several=True)
@@ -14,7 +15,8 @@ GPUS = Machine(cores_per_rank=8, on_gpu=True, several=True)
 def config(**data: Any) -> dict[str, Any]:
     return {
         "data": {"batch_size": 64, "num_workers": 0, "prefetch_factor": None, "pin_memory": False} | data,
-        "model": {"compile": False},
+        "model": {"compile": False, "channels_last": False},
+        "launch": {"threads_per_rank": "auto"},
         "optimizer": {"_target_": "torch.optim.AdamW", "lr": 0.1},
         "trainer": {"strategy": "auto", "precision": "32-true", "accumulate_grad_batches": 2},
     }
@@ -47,6 +49,20 @@ def test_synchronisation_is_tried_away_on_several_ranks_only() -> None:
     assert tried[0] == "trainer.accumulate_grad_batches=8"
     assert {"trainer/strategy=ddp_static_graph", "trainer/strategy=ddp_bf16_compress"} <= set(tried)
     assert len(tried) == len(set(tried))
+
+
+def test_buckets_grow_where_the_strategy_takes_arguments() -> None:
+    several = Machine(cores_per_rank=1, on_gpu=False, several=True)
+    static = config()
+    static["trainer"]["strategy"] = {"_target_": "lightning.pytorch.strategies.DDPStrategy", "static_graph": True}
+    assert "+trainer.strategy.bucket_cap_mb=100" in candidates("synchronisation", [], static, several)
+    assert not any("bucket" in text for text in candidates("synchronisation", [], config(), several))
+
+
+def test_computing_is_tried_with_channels_last_and_on_a_cpu_with_one_thread() -> None:
+    tried = candidates("compute", [], config(), CPU)
+    assert {"model.channels_last=true", "launch.threads_per_rank=1"} <= set(tried)
+    assert "launch.threads_per_rank=1" not in candidates("compute", [], config(), GPUS)
 
 
 def test_an_argument_that_the_config_has_is_overridden_and_another_added() -> None:

@@ -172,6 +172,6 @@ def test_nothing_measured_is_told_so() -> None:
 
 
 def test_the_lines_say_what_and_what_to_type() -> None:
-    lines = Diagnosis("input", "half of it", 2.0, ("a=1", "b=2"), "look there").lines()
+    lines = Diagnosis("input", "half of it", 2.0, ("a=1", "data.batch_size=2"), "look there").lines()
     first = "bound by input: half of it, at most 2.00 times as fast without it"
-    assert lines == [first, "  try a=1", "  try b=2", "  look there"]
+    assert lines == [first, "  try a=1", "  try data.batch_size=2 (changes what is trained)", "  look there"]

@@ -68,6 +68,8 @@ def test_against_synchronisation(facts: Facts, advice: tuple[str, ...]) -> None:
     [
         (PLAIN, False, ("trainer.log_every_n_steps=100", "data.batch_size=128")),
         (replace(PLAIN, log_every_n_steps=100), False, ("data.batch_size=128",)),
+        (replace(PLAIN, log_every_n_steps=100, num_samples=1280), False, ("data.batch_size=128",)),
+        (replace(PLAIN, log_every_n_steps=100, num_samples=1279), False, ()),
         (PLAIN, True, ("model.compile=true", "data.batch_size=128")),
         (replace(PLAIN, compiled=True), True, ("data.batch_size=128",)),
     ],

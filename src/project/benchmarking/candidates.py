@@ -6,17 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-# What begins with one of these trains to other weights than before, by more than rounding.
-INEXACT = (
-    "data.batch_size=",
-    "trainer.accumulate_grad_batches=",
-    "trainer.precision=",
-    "trainer/strategy=ddp_powersgd",
-    "trainer/strategy=ddp_bf16_compress",
-    "trainer/strategy=ddp_local_sgd",
-    "callbacks=",
-    "+callbacks=",
-)
 MOST_WORKERS_PER_CORE = 8  # workers that wait for a disk need no core each
 
 
@@ -35,11 +24,6 @@ class Machine:
     several: bool
 
 
-def changes_results(override: str) -> bool:
-    """Whether a remedy is another experiment, and not the same one faster."""
-    return override.startswith(INEXACT)
-
-
 def candidates(bound: str, advised: list[str], config: dict[str, Any], machine: Machine) -> list[str]:
     """What to try against a bound: first what the diagnosis advised, then the rest that is known to help.
 
@@ -54,8 +38,15 @@ def candidates(bound: str, advised: list[str], config: dict[str, Any], machine: 
         "transfer": list(_for_transfer(config, machine)),
         "synchronisation": list(_for_synchronisation(config, machine)),
         "straggler": list(_for_input(config, machine)),
-        "host": [*_fused(config), *_compiled(config), *_larger_batch(config)],
-        "compute": [*_compiled(config), *_fused(config), *_for_gpu(config, machine), *_larger_batch(config)],
+        "host": [*_fused(config), *_compiled(config), *_threads(config, machine), *_larger_batch(config)],
+        "compute": [
+            *_compiled(config),
+            *_fused(config),
+            *_channels_last(config),
+            *_threads(config, machine),
+            *_for_gpu(config, machine),
+            *_larger_batch(config),
+        ],
     }
     return list(dict.fromkeys([*advised, *more.get(bound, [])]))
 
@@ -87,6 +78,8 @@ def _for_synchronisation(config: dict[str, Any], machine: Machine) -> Iterator[s
     target = str(strategy.get("_target_", "")) if isinstance(strategy, dict) else str(strategy)
     if isinstance(strategy, str) or target.endswith("DDPStrategy"):
         yield "trainer/strategy=ddp_static_graph"
+        if isinstance(strategy, dict) and "bucket_cap_mb" not in strategy:
+            yield "+trainer.strategy.bucket_cap_mb=100"  # of 25: fewer messages
         yield f"trainer/strategy={'ddp_bf16_compress' if machine.on_gpu else 'ddp_powersgd'}"
         yield "trainer/strategy=ddp_local_sgd"
     yield f"trainer.accumulate_grad_batches={4 * config['trainer']['accumulate_grad_batches']}"
@@ -107,6 +100,17 @@ def _fused(config: dict[str, Any]) -> Iterator[str]:
     optimizer = config.get("optimizer") or {}
     if str(optimizer.get("_target_", "")).startswith("torch.optim.") and not optimizer.get("fused"):
         yield "optimizer.fused=true" if "fused" in optimizer else "+optimizer.fused=true"
+
+
+def _channels_last(config: dict[str, Any]) -> Iterator[str]:
+    if config["model"].get("channels_last") is False:
+        yield "model.channels_last=true"
+
+
+def _threads(config: dict[str, Any], machine: Machine) -> Iterator[str]:
+    # Small operations wait longer for a second thread than they would take alone.
+    if not machine.on_gpu and machine.cores_per_rank > 1 and config["launch"]["threads_per_rank"] != 1:
+        yield "launch.threads_per_rank=1"
 
 
 def _larger_batch(config: dict[str, Any]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
-from project.benchmarking.candidates import Machine, candidates, changes_results
+from project.benchmarking.candidates import Machine, candidates
 from project.benchmarking.compare import Spread
 from project.benchmarking.measure import MeasurementError, measure
 from project.benchmarking.report import Results
@@ -24,6 +24,7 @@ from project.launch.cpu import usable_cores
 from project.launch.run import Run
 from project.strategies import is_single_process
 from project.sweep.experiment_file import experiment
+from project.tracking.remedies import changes_results
 
 FILE = "optimized.yaml"
 FIRST = Settings(warmup_batches=3, batches=10)  # to learn how long a batch takes

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from project.tracking import remedies
 from project.tracking.lateness import median_of_others
-from project.tracking.remedies import Facts, Remedies
+from project.tracking.remedies import Facts, Remedies, changes_results
 from project.tracking.windows import Ranks
 
 
@@ -44,7 +44,8 @@ class Diagnosis:
         gain = f", at most {self.gain:.2f} times as fast without it" if self.gain > 1.005 else ""
         doubt = "" if self.is_sure else " (likely; the times at which ranks met are not known)"
         lines = [f"bound by {self.bound}: {self.evidence}{gain}{doubt}"]
-        lines += [f"  try {remedy}" for remedy in self.remedies]
+        marked = {True: " (changes what is trained)", False: ""}
+        lines += [f"  try {remedy}{marked[changes_results(remedy)]}" for remedy in self.remedies]
         return lines + ([f"  {self.hint}"] if self.hint else [])
 
 

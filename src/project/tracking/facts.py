@@ -27,6 +27,7 @@ def facts_of(trainer: L.Trainer, module: L.LightningModule) -> Facts:
         prefetch_factor=getattr(loader, "prefetch_factor", None),
         pin_memory=getattr(loader, "pin_memory", False),
         batch_size=getattr(getattr(loader, "sampler", None), "global_batch_size", 0),
+        num_samples=_length(getattr(loader, "dataset", None)),
         data_keys=frozenset(key for key in DATA_KEYS if hasattr(datamodule, key)),
         on_gpu=on_gpu,
         devices=max(1, trainer.num_devices),
@@ -43,6 +44,13 @@ def facts_of(trainer: L.Trainer, module: L.LightningModule) -> Facts:
         automatic=module.automatic_optimization,
         log_every_n_steps=trainer.log_every_n_steps,  # type: ignore[attr-defined]
     )
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):  # a stream
+        return 0
 
 
 def num_model_replicas(trainer: L.Trainer) -> int:

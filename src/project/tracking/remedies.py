@@ -12,6 +12,7 @@ class Facts:
     Attributes:
         num_workers: Of the training loader; so for ``prefetch_factor`` and ``pin_memory``.
         batch_size: Global.
+        num_samples: In the training set, 0 where that is not known.
         data_keys: Which of these the data module takes.
         on_gpu: Whether the ranks compute on GPUs.
         devices: That ranks on this host use; under ``dp`` one rank uses several.
@@ -35,6 +36,7 @@ class Facts:
     prefetch_factor: int | None = None
     pin_memory: bool = False
     batch_size: int = 0
+    num_samples: int = 0
     data_keys: frozenset[str] = field(default_factory=frozenset)
     on_gpu: bool = False
     devices: int = 1
@@ -60,7 +62,25 @@ class Facts:
 
 UNCOMPILED = ("DataParallelStrategy", "LayerSplitStrategy", "PipelineStrategy")  # they refuse model.compile=true
 SPREAD = ("DDPStrategy", "SingleDeviceStrategy")  # more devices make their batches smaller, and nothing else
+FEWEST_STEPS = 10  # of an epoch, below which a larger batch is no advice
 Remedies = tuple[str, ...]
+
+# What begins with one of these trains to other weights than before, by more than rounding.
+INEXACT = (
+    "data.batch_size=",
+    "trainer.accumulate_grad_batches=",
+    "trainer.precision=",
+    "trainer/strategy=ddp_powersgd",
+    "trainer/strategy=ddp_bf16_compress",
+    "trainer/strategy=ddp_local_sgd",
+    "callbacks=",
+    "+callbacks=",
+)
+
+
+def changes_results(override: str) -> bool:
+    """Whether a remedy is another experiment, and not the same one faster."""
+    return override.startswith(INEXACT)
 
 
 def against_input(facts: Facts) -> Remedies:
@@ -118,7 +138,10 @@ def _compile(facts: Facts) -> str | None:
 
 
 def _larger_batch(facts: Facts) -> str | None:
-    return _data(facts, "batch_size", 2 * facts.batch_size) if facts.batch_size else None
+    larger = 2 * facts.batch_size
+    if not larger or 0 < facts.num_samples < FEWEST_STEPS * larger:
+        return None
+    return _data(facts, "batch_size", larger)
 
 
 def _data(facts: Facts, key: str, value: object) -> str | None:
