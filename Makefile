@@ -1,7 +1,7 @@
 # make train    set up .venv and train the default experiment    make train ARGS='trainer.devices=2'
 # make test     set up .venv and run the tests                   make test ARGS='-k ddp'
 # make fast     the tests without the slow ones
-# make check    lint, format, types
+# make check    lint, format, spelling, types
 # make clean    remove caches and builds (neither .venv nor outputs)
 
 PYTHON      ?= python3
@@ -10,6 +10,8 @@ EXTRAS      ?= dev,sweep,slurm
 # Requirement for torch, e.g. TORCH='torch==2.13.0', and the package index to take it from (empty: pip's own).
 TORCH       ?= torch
 TORCH_INDEX ?=
+# How pytest shares the tests out; empty: one after another.
+PARALLEL    ?= -n 2 --dist loadgroup
 # Further arguments of every pip install, e.g. PIP_ARGS='--proxy ...'.
 PIP_ARGS    ?=
 ARGS        ?=
@@ -25,14 +27,15 @@ train: $(STAMP)
 	$(PY) -m project.train $(ARGS)
 
 test: $(STAMP)
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest $(PARALLEL) $(ARGS)
 
 fast: $(STAMP)
-	$(PY) -m pytest -m "not slow" $(ARGS)
+	$(PY) -m pytest $(PARALLEL) -m "not slow" $(ARGS)
 
 check: $(STAMP)
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
+	$(PY) -m codespell_lib
 	$(PY) -m mypy
 
 clean:

@@ -75,3 +75,11 @@ def test_console_script_finds_the_configs_from_any_folder(tmp_path: Path, comman
     script = Path(sys.executable).with_name(f"project-{command}")
     result = subprocess.run([script, "--cfg", "job"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "threads_per_rank: auto" in result.stdout
+
+
+def test_console_script_finds_modules_of_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("class Data: ...")
+    command = [Path(sys.executable).with_name("project-train"), "data._target_=own.Dat"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "own has no Dat: did you mean Data?" in result.stderr

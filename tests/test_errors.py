@@ -5,6 +5,7 @@ import pytest
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from project.data.datamodule import DataModule, TensorDataset
+from project.data.loaders import SampleError
 from project.errors import UserError, did_you_mean, full_tracebacks, nearest, sentence
 from project.launch import devices
 
@@ -32,6 +33,11 @@ def test_a_value_error_that_the_packages_code_raises_is_a_sentence() -> None:
     error = caught(lambda: DataModule(batch_size=0))
     assert isinstance(error, ValueError)
     assert sentence(error) == "data.batch_size=0 must be at least 1: type data.batch_size=64"
+
+
+def test_a_value_error_of_a_class_of_the_package_is_a_sentence_whoever_raised_it() -> None:
+    told = caught(raise_it, SampleError("x.png can't be read: mend it"))
+    assert sentence(told) == "x.png can't be read: mend it"
 
 
 @pytest.mark.parametrize(

@@ -143,12 +143,23 @@ def test_job_that_fails_is_reported_and_the_others_run(run_cli: Any, tmp_path: P
     assert len(list(tmp_path.glob("outputs/*/*/*/metrics.json"))) == 1
 
 
-@pytest.mark.parametrize("options", [[], ["--standalone"]])
-def test_ranks_of_torchrun_share_one_run_folder(tmp_path: Path, options: list[str]) -> None:
-    command = [*TORCHRUN, "--log-dir", str(tmp_path / "torchrun"), *options]
-    if not options:
-        command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    result = start([*command, "-m", "project.train", *FAST, "trainer.devices=2"], tmp_path)
+# Ranks that do not start in the same second.
+LATE = """
+import os, time
+time.sleep(1.1 * int(os.environ["RANK"]))
+from project.train import main
+main()
+"""
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_ranks_of_torchrun_share_one_run_folder_whenever_they_start(tmp_path: Path, at_once: bool) -> None:
+    script = tmp_path / "late.py"
+    script.write_text(LATE)
+    options = ["--standalone"] if at_once else ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    program = ["-m", "project.train"] if at_once else [str(script)]
+    command = [*TORCHRUN, "--log-dir", str(tmp_path / "torchrun"), *options, *program]
+    result = start([*command, *FAST, "trainer.devices=2"], tmp_path)
     assert result.returncode == 0, result.stderr
     check_two_ranks(tmp_path)
 

@@ -9,6 +9,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +67,21 @@ def test_wheel_carries_every_config(wheel: zipfile.ZipFile) -> None:
 def test_wheel_installs_no_other_top_level_name(wheel: zipfile.ZipFile) -> None:
     tops = {name.split("/")[0] for name in wheel.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"project"}
+
+
+@pytest.mark.parametrize(
+    ("package", "taken", "refused"), [("hydra-core", "1.3.2", "1.4.0rc3"), ("omegaconf", "2.3.0", "2.4.0.dev3")]
+)
+def test_wheel_takes_no_hydra_that_its_plugins_can_not_work_with(
+    wheel: zipfile.ZipFile, package: str, taken: str, refused: str
+) -> None:
+    (name,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
+    lines = wheel.read(name).decode().split("\n\n")[0].splitlines()
+    requirements = [Requirement(line.partition(": ")[2]) for line in lines if line.startswith("Requires-Dist: ")]
+    (found,) = (requirement for requirement in requirements if requirement.name == package)
+    assert found.specifier.contains(taken)
+    assert not found.specifier.contains(refused, prereleases=True)
+    assert "hydra-optuna-sweeper" not in {requirement.name for requirement in requirements}  # it brings hydra-core 1.4
 
 
 def test_wheel_declares_the_console_scripts(wheel: zipfile.ZipFile) -> None:

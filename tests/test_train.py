@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -70,6 +71,10 @@ def test_curves_texts_and_figure_are_in_tensorboard(run: Run) -> None:
     assert "test/confusion_matrix" in tags["images"]
     assert events.Scalars("test/accuracy")[-1].value == pytest.approx(metrics["test/accuracy"])
     assert len(events.Scalars("train/loss")) == 38  # every 10 of 380 steps, whatever the length of an epoch
+    assert json.loads((folder / "metrics.json").read_text())["steps"] == 380  # which the starting process is told
+    (text,) = (event.tensor_proto.string_val[0].decode() for event in events.Tensors("config/text_summary"))
+    assert "lr: 0.003" in text
+    assert "${" not in text  # every value is resolved
 
 
 def test_last_checkpoint_is_the_last_state_and_best_is_the_best(run: Run) -> None:
@@ -137,8 +142,14 @@ def test_profile_of_the_hooks_is_printed_and_logged(run_cli: Any, tmp_path: Path
 
 def test_console_is_rank_zeros_and_each_rank_has_its_log(run_cli: Any, tmp_path: Path) -> None:
     write_module(tmp_path)
-    result = run_cli("train", *OWN, "trainer.devices=2", "+model.shout=true", "paths.run_dir=run")
+    progress = ("trainer.enable_progress_bar=true", "progress.interval_s=0.001")
+    result = run_cli("train", *OWN, *progress, "trainer.devices=2", "+model.shout=true", "paths.run_dir=run")
     assert result.returncode == 0, result.stderr
+    logs = [(tmp_path / "run" / "ranks" / f"rank_{rank}.log").read_text() for rank in (0, 1)]
+    # No bar where there is no terminal, but lines of rank 0.
+    told = [bool(re.search(r"^epoch 2/2, .* 100%", text, re.MULTILINE)) for text in (result.stdout, *logs)]
+    assert told == [True, True, False]
+    assert "\r" not in result.stdout + result.stderr
     assert "this is rank 0" in result.stdout
     assert "this is rank 1" not in result.stdout + result.stderr
     assert "this is rank 1" in (tmp_path / "run" / "ranks" / "rank_1.log").read_text()

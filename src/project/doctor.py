@@ -1,12 +1,12 @@
 """Is this machine ready to train? A tick, a warning or a cross for each thing, with what to type to mend it.
 
 python -m project.doctor
-python -m project.doctor --json
+python -m project.doctor --ranks 8 --outputs /data/outputs
+python -m project.doctor --no-speed --json
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from project.checkup.finding import Finding, Status
+from project.examples import Parser, split_doc
 
 MARKS = {Status.GOOD: "[green]✓[/]", Status.WARNING: "[yellow]![/]", Status.BROKEN: "[red]✗[/]"}
 ALL_REDUCE_TIMEOUT_S = 20
@@ -24,10 +25,11 @@ Section = tuple[str, Callable[[], Iterator[Finding]]]
 
 def main() -> None:
     """Look at everything, tell it, and exit with 1 if something that is needed is broken."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="project.doctor",
         description="Is this machine ready to train? Exit code 1 if something that is needed is broken.",
     )
+    parser.examples, _ = split_doc(__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON document instead of lines")
     parser.add_argument("--outputs", type=Path, default=Path("outputs"), help="where runs will be written")
     parser.add_argument(

@@ -46,23 +46,29 @@ def sentence(error: BaseException) -> str | None:
     """The text of an error that the user caused; None for any other, which needs its traceback.
 
     Data modules and models know nothing of ``UserError``: a ``ValueError`` that is raised by this package's own
-    code (not by a library that it calls) is a sentence too, and so is Lightning's ``MisconfigurationException``. Some
-    texts of libraries have a sentence of ours.
+    code (not by a library that it calls), or of a class of its own, is a sentence too, and so is Lightning's
+    ``MisconfigurationException``. Some texts of libraries have a sentence of ours.
     """
     if isinstance(error, UserError) or type(error).__name__ == "MisconfigurationException":
         return str(error)
     if isinstance(error, RuntimeError):
         return next((ours for theirs, ours in _IN_OUR_WORDS.items() if theirs in str(error)), None)
-    if isinstance(error, ValueError) and error.__traceback__ is not None:
+    if isinstance(error, ValueError) and _is_ours(type(error).__module__):
+        return str(error)  # also after torch carried it out of a loader's worker
+    # Exactly that: a library's subclass may wrap an error of ours, with its traceback and a text of its own.
+    if type(error) is ValueError and error.__traceback__ is not None:
         last = error.__traceback__
         while last.tb_next is not None:
             last = last.tb_next
-        code, package = last.tb_frame.f_code, __name__.partition(".")[0]
-        ours = last.tb_frame.f_globals.get("__name__", "").partition(".")[0] == package
+        code, ours = last.tb_frame.f_code, _is_ours(last.tb_frame.f_globals.get("__name__", ""))
         # int("x") or a wrong unpacking in our code is a bug, though its last frame is ours: there nothing says raise.
         if ours and dis.opname[code.co_code[last.tb_lasti]] == "RAISE_VARARGS":
             return str(error)
     return None
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == __name__.partition(".")[0]
 
 
 FULL_ERROR = "HYDRA_FULL_ERROR"

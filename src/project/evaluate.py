@@ -1,6 +1,8 @@
 """Evaluate a checkpoint on its run's validation or test data.
 
-python -m project.evaluate ckpt_path=outputs/digits_mlp/2026-01-01_12-00-00/checkpoints/best.ckpt trainer.devices=2
+python -m project.evaluate ckpt_path=outputs/digits_mlp/2026-01-01_12-00-00/checkpoints/best.ckpt
+python -m project.evaluate ckpt_path=<run folder>/checkpoints/best.ckpt split=val trainer.devices=2
+python -m project.evaluate ckpt_path=<run folder>/checkpoints/last.ckpt data.batch_size=16
 """
 
 from typing import Any
@@ -14,6 +16,7 @@ def evaluate(config: dict[str, Any], run: Run) -> Outcome:
     """What each rank does; ``config`` is the checkpoint's, with what was typed on top."""
     import lightning as L
 
+    from project.compression.quantization import quantization
     from project.data.sharing import share
     from project.launch.build import build
     from project.launch.checkpoint import loading
@@ -25,7 +28,7 @@ def evaluate(config: dict[str, Any], run: Run) -> Outcome:
     share(datamodule, config["seed"])
     trainer: L.Trainer = build(
         config, "trainer", default_root_dir=run.folder, logger=False, enable_checkpointing=False,
-        plugins=cluster_environment(),
+        plugins=cluster_environment(), callbacks=quantization(config["quantize"]),
     )  # fmt: skip
     with trainer.precision_plugin.module_init_context():
         model = build(config, "model")

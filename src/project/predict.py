@@ -1,6 +1,8 @@
 """Write a checkpoint's predictions: one row per sample, in the order of the data.
 
-python -m project.predict ckpt_path=outputs/digits_mlp/2026-01-01_12-00-00/checkpoints/best.ckpt format=csv
+python -m project.predict ckpt_path=outputs/digits_mlp/2026-01-01_12-00-00/checkpoints/best.ckpt
+python -m project.predict ckpt_path=<run folder>/checkpoints/best.ckpt split=val trainer.devices=2
+python -m project.predict ckpt_path=<run folder>/checkpoints/best.ckpt format=parquet
 """
 
 from typing import Any
@@ -15,6 +17,7 @@ def predict(config: dict[str, Any], run: Run) -> Outcome:
     """What each rank does; ``config`` is the checkpoint's, with what was typed on top."""
     import lightning as L
 
+    from project.compression.quantization import quantization
     from project.data.sharing import share
     from project.launch.build import build
     from project.launch.checkpoint import loading
@@ -31,7 +34,7 @@ def predict(config: dict[str, Any], run: Run) -> Outcome:
     writer = PredictionWriter(run.folder / f"predictions.{config['format']}")
     trainer: L.Trainer = build(
         config, "trainer", default_root_dir=run.folder, logger=False, enable_checkpointing=False,
-        plugins=cluster_environment(), callbacks=[writer],
+        plugins=cluster_environment(), callbacks=[*quantization(config["quantize"]), writer],
     )  # fmt: skip
     with trainer.precision_plugin.module_init_context():
         model = build(config, "model")

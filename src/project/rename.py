@@ -1,12 +1,12 @@
 """Make the template yours: the same project under another package name, in a new folder or in place.
 
 python -m project.rename my_lab ../my-lab
+python -m project.rename my_lab ~/work/my-lab && make --directory ~/work/my-lab test
 python -m project.rename my_lab
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import keyword
 import re
@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from project.errors import UserError
+from project.examples import Parser, split_doc
 
 OLD = __name__.partition(".")[0] if __name__ != "__main__" else Path(__file__).parent.name
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,8 @@ CACHES = ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_
 
 def main() -> None:
     """Check the name, copy or move, and say what to type next."""
-    parser = argparse.ArgumentParser(prog=f"{OLD}.rename", description="The same project under another package name.")
+    parser = Parser(prog=f"{OLD}.rename", description="The same project under another package name.")
+    parser.examples, _ = split_doc(__doc__)
     parser.add_argument("name", help="of the package, as in: import NAME")
     parser.add_argument("folder", type=Path, nargs="?", help="a new folder to copy to; without it, rename in place")
     arguments = parser.parse_args()

@@ -1,6 +1,8 @@
 """The ledger: what ran, what came of it, and how runs differ.
 
 python -m project.runs list
+python -m project.runs best --metric test/f1
+python -m project.runs compare lr=0.1 lr=0.01
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from project.errors import UserError
+from project.examples import Parser, split_doc
 
 DESCRIPTION = """Find runs again. RUNS are run folders, folders that hold such (a sweep, an experiment), or words
 that a run's folder or overrides contain; by default all below OUTPUTS."""
@@ -18,12 +21,13 @@ that a run's folder or overrides contain; by default all below OUTPUTS."""
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    shared = argparse.ArgumentParser(add_help=False)
+    shared = Parser(add_help=False)
     shared.add_argument("--outputs", type=Path, default=Path("outputs"), help="where runs are looked for (%(default)s)")
     shared.add_argument("--format", choices=("table", "markdown", "csv"), default="table", help="(%(default)s)")
     shared.add_argument("--metric", help="compare by this metric, not by what each run monitored")
     shared.add_argument("--mode", choices=("min", "max"), help="whether less or more of it is better")
-    top = argparse.ArgumentParser(prog="python -m project.runs", description=DESCRIPTION)
+    top = Parser(prog="python -m project.runs", description=DESCRIPTION)
+    top.examples, _ = split_doc(__doc__)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, text: str) -> argparse.ArgumentParser:

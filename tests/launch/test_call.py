@@ -1,5 +1,6 @@
 """The commands, called from Python."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,12 @@ QUIET = ("debug=fast", "trainer.enable_progress_bar=false", "trainer.enable_mode
 
 
 @pytest.mark.slow
-def test_a_run_says_where_its_folder_is_and_its_checkpoint_can_be_evaluated(tmp_path: Path) -> None:
+def test_a_run_says_where_its_folder_is_and_its_checkpoint_can_be_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.delenv(name, raising=False)  # of other tests
+    before = dict(os.environ)
     outcome = call("train", *QUIET, f"paths.outputs={tmp_path}")
     assert outcome.folder is not None
     assert (Path(outcome.folder) / "metrics.json").is_file()
@@ -19,6 +25,7 @@ def test_a_run_says_where_its_folder_is_and_its_checkpoint_can_be_evaluated(tmp_
     assert outcome.first_step_s < 60  # from the call on, not from the start of this process
     again = call("evaluate", f"ckpt_path={outcome.checkpoint}", f"paths.outputs={tmp_path}", QUIET[1])
     assert again.metrics["test/loss"] == pytest.approx(outcome.metrics["test/loss"])
+    assert dict(os.environ) == before  # no seed or port of one run is there for the next
 
 
 @pytest.mark.parametrize(
@@ -28,6 +35,8 @@ def test_a_run_says_where_its_folder_is_and_its_checkpoint_can_be_evaluated(tmp_
         (("train", "data=digts"), "type data=digits"),
         (("train", "optimizer.rl=1"), "did you mean optimizer.lr?"),
         (("train", "trainer.max_epochs=-3"), "type trainer.max_epochs="),
+        (("train", "ckpt_path=best.ckpt"), "type resume=FOLDER"),
+        (("train", "+ckpt_path=best.ckpt"), "type resume=FOLDER"),
         (("evaluate",), "type ckpt_path="),
     ],
 )

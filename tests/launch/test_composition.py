@@ -2,11 +2,13 @@
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from pictures import folder_of_pictures
 from project.errors import UserError
 from project.launch.composition import check_choices, config_folder, explain, slug
 
@@ -14,6 +16,7 @@ Compose = Callable[..., DictConfig]
 
 NOT_OF_TRAIN = {"hydra", "sweep", "benchmark"}  # read while the command line is, or of another command
 COMPLETE = {"experiment", "debug"}  # a whole run per file
+OF_IMAGES = "data/augment"  # which not all data have
 
 
 def options() -> list[tuple[str, str]]:
@@ -36,6 +39,12 @@ def test_there_are_options_to_compose() -> None:
     assert {("data", "digits"), ("model/net", "mlp"), ("trainer/strategy", "ddp")} <= set(options())
 
 
+def test_every_optional_group_can_be_left_out_by_none() -> None:
+    without = {group for group, option in options() if option == "none"}
+    optional = {"scheduler", "callbacks", "logger", "progress", "experiment", "debug", OF_IMAGES}
+    assert without == optional
+
+
 @pytest.fixture(scope="module")
 def compose_all(compose: Compose) -> Callable[[int], DictConfig]:
     """A training config with the option at this place of every group: composing each alone would take its time."""
@@ -43,7 +52,7 @@ def compose_all(compose: Compose) -> Callable[[int], DictConfig]:
     @functools.cache
     def run(index: int) -> DictConfig:
         chosen = {}
-        for group in sorted({group for group, _ in options()} - COMPLETE):
+        for group in sorted({group for group, _ in options()} - COMPLETE - {OF_IMAGES}):
             names = [name for g, name in options() if g == group]
             chosen[group] = names[index % len(names)]
         return compose(*(f"{group}={option}" for group, option in chosen.items()))
@@ -51,7 +60,7 @@ def compose_all(compose: Compose) -> Callable[[int], DictConfig]:
     return run
 
 
-@pytest.mark.parametrize(("group", "option"), [pair for pair in options() if pair[0] not in COMPLETE])
+@pytest.mark.parametrize(("group", "option"), [pair for pair in options() if pair[0] not in {*COMPLETE, OF_IMAGES}])
 def test_every_option_of_every_group_composes_with_the_training_config(
     compose_all: Callable[[int], DictConfig], group: str, option: str
 ) -> None:
@@ -65,9 +74,15 @@ def test_every_option_of_every_group_composes_with_the_training_config(
         assert OmegaConf.select(config, group.replace("/", "."))
 
 
+@pytest.mark.parametrize("option", [option for group, option in options() if group == OF_IMAGES])
+def test_every_augmentation_composes_with_image_data(compose: Compose, option: str) -> None:
+    assert bool(compose("data=mnist", f"{OF_IMAGES}={option}").data.augment) == (option != "none")
+
+
 @pytest.mark.parametrize(("group", "option"), [pair for pair in options() if pair[0] in COMPLETE])
-def test_every_experiment_is_complete(compose: Compose, group: str, option: str) -> None:
-    config = compose(f"{group}={option}")
+def test_every_experiment_is_complete(compose: Compose, tmp_path: Path, group: str, option: str) -> None:
+    own = [f"data.folder={folder_of_pictures(tmp_path / 'own', 1)}"] if option.startswith("image_folder") else []
+    config = compose(f"{group}={option}", *own)
     plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     names = {"experiment": option, "debug": f"debug_{option}"}
     if option == "none":
@@ -106,7 +121,9 @@ def test_what_is_typed_wins_over_the_experiment(compose: Compose) -> None:
         ("max_epoch=8", "max_epoch is not in the config: did you mean trainer.max_epochs?"),
         ("optimiser=sgd", "optimiser is not in the config: did you mean optimizer?"),
         ("modle/net=mlp", "modle/net is not in the config: did you mean model/net?"),
-        ("zzz=1", "zzz is not in the config. To add a new key type +zzz=VALUE"),
+        ("trainer.zzz=1", "did you mean trainer? To add a new key type +trainer.zzz=VALUE"),
+        ("zzz=1", "zzz is not in the config: leave it out, or add it to the class that takes it, as in +model.zzz=V"),
+        ("ckpt_path=x", "ckpt_path is not in the config: type resume=FOLDER to go on with a run"),
     ],
 )
 def test_an_unknown_key_or_group_comes_with_the_nearest(compose: Compose, override: str, text: str) -> None:
@@ -129,7 +146,8 @@ def test_an_unknown_key_to_delete_comes_with_the_nearest(compose: Compose, overr
         ("model/net=mpl", "type model/net=mlp"),
         ("trainer/strategy=dpd", "type trainer/strategy=d"),
         ("experiment=digits", "type experiment=digits_"),
-        ("data=imagenet", "type data= with one of these"),
+        ("data=imagenet", "type data=image_folder"),
+        ("data=zzz", "type data= with one of these"),
     ],
 )
 def test_an_unknown_choice_comes_with_all_choices_and_the_nearest(compose: Compose, override: str, advice: str) -> None:

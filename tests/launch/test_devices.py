@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from project.errors import UserError
 from project.launch import devices
+from project.launch.composition import config_folder, register_resolvers
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +79,22 @@ def test_auto_falls_back_to_cpu_where_no_other_device_is(typed: Any, ranks: int)
 @pytest.mark.usefixtures("cuda")
 def test_on_cuda_auto_means_all_devices_there_are(accelerator: str, typed: Any, ranks: int) -> None:
     assert devices.count(accelerator, typed) == ranks
+
+
+@pytest.mark.parametrize(
+    ("cuda", "accelerator", "typed", "gpus"),
+    [(4, "auto", 1, 1), (4, "auto", 2, 2), (4, "cuda", "auto", 4), (4, "cpu", 2, 0), (0, "auto", 2, 0)],
+    indirect=["cuda"],
+)
+@pytest.mark.usefixtures("cuda")
+def test_a_job_of_a_sweep_asks_for_as_many_gpus_as_it_has_ranks_on_them(
+    monkeypatch: pytest.MonkeyPatch, accelerator: str, typed: Any, gpus: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: torch.cuda.device_count() > 0)
+    register_resolvers()
+    launcher: Any = OmegaConf.load(config_folder() / "hydra" / "launcher" / "ray.yaml")
+    config = OmegaConf.create({"trainer": {"accelerator": accelerator, "devices": typed}, "launcher": launcher.ray})
+    assert config.launcher.remote.num_gpus == gpus
 
 
 @with_cuda(2)

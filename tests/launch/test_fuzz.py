@@ -11,7 +11,8 @@ from omegaconf import DictConfig
 
 from project.errors import sentence
 from project.launch import combinations, job, preflight
-from project.launch.composition import _walk, check_choices, config_folder, explain, register_resolvers
+from project.launch.added import check_added
+from project.launch.composition import check_choices, config_folder, explain, register_resolvers, walk
 from project.launch.from_checkpoint import compose_from_checkpoint
 from project.launch.resume import compose_resumed
 
@@ -24,7 +25,7 @@ def composed(*overrides: str) -> DictConfig:
 
 
 FOLDER = config_folder()
-KEYS = sorted(key for key in _walk(composed()) if not key.startswith("paths."))
+KEYS = sorted(key for key in walk(composed()) if not key.startswith("paths."))
 GROUPS = {
     str(folder.relative_to(FOLDER)): sorted(path.stem for path in folder.glob("*.yaml"))
     for folder in FOLDER.rglob("*")
@@ -55,7 +56,9 @@ def test_overrides_get_a_config_or_a_sentence(overrides: list[str]) -> None:
         arguments = ["train", *overrides]
         compose_resumed("train", arguments)
         check_choices(arguments)
-        config: dict[str, Any] = job._plain(composed(*arguments[1:]), overrides)
+        read = composed(*arguments[1:])
+        check_added(read, overrides, "train")
+        config: dict[str, Any] = job._plain(read, overrides)
         preflight.check(config)
         combinations.check(config)
         preflight.check_batch_size(config, 2)

@@ -1,5 +1,6 @@
 """A monitor that can't work is refused before any training."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -73,6 +74,29 @@ def test_a_monitor_that_is_not_logged_is_refused_with_the_nearest_before_any_ste
         fit(model, monitor)
     assert str(info.value) == f"monitor={monitor} is not among what Model logs in validation {end}"
     assert model.steps == 0
+
+
+@pytest.mark.parametrize("decides", ["config", "callback", "schedule"])
+@pytest.mark.parametrize("of_other", [0.4, None], ids=["another_value", "not_logged"])
+def test_a_value_that_the_ranks_do_not_share_is_refused_whatever_decides_by_it(
+    monkeypatch: pytest.MonkeyPatch, decides: str, of_other: float | None
+) -> None:
+    def gather(of_ranks: list[Any], own: dict[str, float | None]) -> None:
+        of_ranks[:] = [own, dict.fromkeys(own, of_other)]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    schedule = SimpleNamespace(monitor="val/loss", reduce_on_plateau=True)
+    trainer: Any = SimpleNamespace(
+        world_size=2,
+        callback_metrics={"val/loss": torch.tensor(0.5)},
+        callbacks=[EarlyStopping("val/loss")] if decides == "callback" else [],
+        lr_scheduler_configs=[schedule] if decides == "schedule" else [],
+    )
+    check = MonitorCheck("val/loss" if decides == "config" else None)
+    with pytest.raises(UserError, match=rf"monitor=val/loss differs between the ranks \(0\.5, {of_other}\)"):
+        check.on_validation_end(trainer, Model())
+    of_other = 0.5
+    check.on_validation_end(trainer, Model())
 
 
 def test_what_a_callback_monitors_is_checked_too() -> None:

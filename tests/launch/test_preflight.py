@@ -28,6 +28,7 @@ VALUES: dict[str, tuple[list[str], list[str]]] = {
     "launch.threads_per_rank": (["auto", "1"], ["0", "x", "null", "1.5"]),
     "launch.timeout_s": (["60", "0.5"], ["0", "-1", "x", "null"]),
     "launch.host_timeout_s": (["0.5"], ["0", "x", "null"]),
+    "launch.keep_freed_memory": (["true", "false"], ["1", "x", "null"]),
     "launch.hang_timeout_s": (["60", "0.5", "null"], ["0", "-1", "x"]),
     "launch.grace_s": (["60", "0.5"], ["0", "-1", "x", "null"]),
     "launch.max_restarts": (["0", "3"], ["-1", "1.5", "x", "null"]),
@@ -245,15 +246,15 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (
             ["model._target_=mine_for_preflight.Strict"],
-            ["model.net", "model.num_classes", "model.scheduler", "model.compile"],
+            ["model.net", "model.num_classes", "model.scheduler", "model.compile", "model.channels_last"],
         ),
         (
             ["model._target_=mine_for_preflight.Strict", "model.net.width=8", "+model.widht=3", "model.compile=true"],
-            ["model.num_classes", "model.scheduler"],
+            ["model.num_classes", "model.scheduler", "model.channels_last"],
         ),
         (
             ["model._target_=mine_for_preflight.Strict", "model/net=residual_cnn"],
-            ["model.num_classes", "model.scheduler", "model.compile"],
+            ["model.num_classes", "model.scheduler", "model.compile", "model.channels_last"],
         ),
         (["model._target_=mine_for_preflight.Open"], []),
         (["model.net.width=8"], []),

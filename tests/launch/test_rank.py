@@ -1,15 +1,19 @@
 """What a rank logs, its random numbers and its threads."""
 
+import contextlib
 import io
 import random
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from project.launch import rank
 from project.launch.rank import Tee, rank_log
@@ -197,4 +201,28 @@ def test_lightning_is_told_who_started_the_ranks(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert type(rank.cluster_environment()).__name__ == kind
+    found = rank.cluster_environment()
+    assert type(found).__name__ == kind
+    # Lightning's own handler would put the job into the queue again and train on.
+    assert getattr(found, "auto_requeue", False) is False
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_process_group_is_left_whatever_happens(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """A group that is alive at the end of its process can abort it."""
+    done: list[str] = []
+    environment = SimpleNamespace(
+        world_size=lambda: 2, global_rank=lambda: 0, local_rank=lambda: 0, main_address="localhost", main_port=1
+    )
+    for name in ("MASTER_ADDR", "MASTER_PORT", "TORCH_FR_BUFFER_SIZE"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
+    monkeypatch.setattr(rank, "cluster_environment", lambda: environment)
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: done.append("joined"))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("left"))
+    config = {"trainer": {"accelerator": "cpu"}, "launch": {"timeout_s": 1}}
+    with contextlib.suppress(RuntimeError), rank.process_group(config):
+        done.append("trained")
+        if fails:
+            raise RuntimeError("boom")
+    assert done == ["joined", "trained", "left"]

@@ -107,6 +107,19 @@ def test_compiling_leaves_the_names_of_the_weights() -> None:
     assert compiled.net._compiled_call_impl is not None
 
 
+def test_channels_last_reaches_weights_and_pictures_and_leaves_the_numbers() -> None:
+    net = {"_target_": "project.models.nets.ResidualCNN", "image_shape": [3, 8, 8], "num_classes": 4, "width": 8}
+    model, plain = (classifier(net=net, channels_last=flag).eval() for flag in (True, False))
+    plain.load_state_dict(model.state_dict())
+    seen: list[torch.Tensor] = []
+    model.net.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    image = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(model(image), plain(image))
+    convolutions = [module for module in model.modules() if isinstance(module, torch.nn.Conv2d)]
+    for tensor in (seen[0], *(convolution.weight for convolution in convolutions)):
+        assert tensor.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_confusion_matrix_is_drawn_once_into_tensorboard(tmp_path: Path) -> None:
     logger = TensorBoardLogger(tmp_path, name="", version="")
     trainer(tmp_path, logger=logger).test(classifier(), datamodule=Blobs(batch_size=10), verbose=False)

@@ -52,7 +52,9 @@ class TrialReport(Callback):
         device = trainer.strategy.root_device
         _wait_for(device)
         self.ends_s[-1] = time.monotonic()
-        latency_ms = {size: self._latency_ms(trainer, pl_module, size) for size in self.batch_sizes}
+        latency_ms = {
+            size: latencies_ms(trainer, pl_module, self._batch, size, self.calls) for size in self.batch_sizes
+        }
         tracker = next((c for c in trainer.callbacks if isinstance(c, Tracker)), None)  # type: ignore[attr-defined]
         if not trainer.is_global_zero:
             return
@@ -70,21 +72,23 @@ class TrialReport(Callback):
         beside.write_text(json.dumps(report))
         beside.rename(self.report)
 
-    def _latency_ms(self, trainer: L.Trainer, module: L.LightningModule, size: int) -> list[float]:
-        batch = with_size(self._batch, size)
-        device = trainer.strategy.root_device
-        was_training = module.training
-        module.eval()
-        times = []
-        with torch.inference_mode(), trainer.precision_plugin.predict_step_context():
-            for _ in range(WARMUP_CALLS + self.calls):
-                _wait_for(device)
-                begin = time.perf_counter()
-                module.predict_step(batch, 0)
-                _wait_for(device)
-                times.append(1e3 * (time.perf_counter() - begin))
-        module.train(was_training)
-        return times[WARMUP_CALLS:]
+
+def latencies_ms(trainer: L.Trainer, module: L.LightningModule, batch: Any, size: int, calls: int) -> list[float]:
+    """How long each of ``calls`` forward passes of ``size`` samples takes, in inference mode and after a warm-up."""
+    batch = with_size(batch, size)
+    device = trainer.strategy.root_device
+    was_training = module.training
+    module.eval()
+    times = []
+    with torch.inference_mode(), trainer.precision_plugin.predict_step_context():
+        for _ in range(WARMUP_CALLS + calls):
+            _wait_for(device)
+            begin = time.perf_counter()
+            module.predict_step(batch, 0)
+            _wait_for(device)
+            times.append(1e3 * (time.perf_counter() - begin))
+    module.train(was_training)
+    return times[WARMUP_CALLS:]
 
 
 def with_size(batch: Any, size: int) -> Any:

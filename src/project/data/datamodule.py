@@ -52,7 +52,8 @@ class DataModule(L.LightningDataModule):
 
     A dataset that has `__getitems__` is given a whole batch's indices, (B,) int64, and returns the finished
     batch or, as torch's `Subset` does, the list of its samples. Samples, listed or fetched one by one, go
-    through `collate_fn`, which a subclass may replace.
+    through `collate_fn`, which a subclass may replace. In training a dataset that has `getitems_in_training` is
+    asked by that; see `loaders.MapDataset`.
 
     Raises:
         ValueError: An argument is out of range.

@@ -5,7 +5,7 @@ import signal
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import lightning as L
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from project.data.draws import sample_seeds
 from project.data.prefetch import Copies, CudaCopies, ahead
 from project.data.sampler import EvaluationBatches, TrainBatches
 
@@ -23,11 +24,25 @@ CollateFn = Callable[[list[Any]], Any]
 
 
 class MapDataset(Protocol):
-    """Samples by index. With `__getitems__` as well, a batch is fetched in one call."""
+    """Samples by index. With `__getitems__` as well, a batch is fetched in one call.
+
+    `getitems_in_training(indices, seeds)` takes its place in training where there is one: it is also given a random
+    seed of each sample, (B,) int64, which depends on the run's seed, the epoch and the sample's index alone.
+    """
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Any: ...
+
+
+class SampleError(ValueError):
+    """A sentence about a file that can't be read, also after a worker raised it.
+
+    Of an exception in a worker torch makes another of its type, with the worker's whole traceback as its text.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text.rpartition(f"{type(self).__name__}: ")[2].partition("\n")[0])
 
 
 def train_loader(
@@ -110,6 +125,20 @@ def _batches_done(trainer: L.Trainer | None) -> int:
     return trainer.fit_loop.epoch_loop.batch_progress.current.ready
 
 
+class TrainingBatch(NamedTuple):
+    """Which samples a batch holds, and what its random numbers are drawn from.
+
+    Attributes:
+        indices: (B,) int64.
+        seed: Of the batch; depends on the run's seed, the epoch, the rank and the batch alone.
+        epoch_seed: From which each sample gets a seed, whatever the rank.
+    """
+
+    indices: Tensor
+    seed: int
+    epoch_seed: int
+
+
 class _Batches(Dataset[Any]):
     """A dataset whose items are batches, found by the indices of their samples.
 
@@ -129,8 +158,8 @@ class _Batches(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, place: Tensor | tuple[Tensor, int]) -> Any:
-        indices, seed = place if isinstance(place, tuple) else (place, None)
+    def __getitem__(self, place: Tensor | TrainingBatch) -> Any:
+        indices, seed, epoch_seed = place if isinstance(place, TrainingBatch) else (place, None, None)
         worker = get_worker_info()
         if worker is not None and seed is not None:
             torch.default_generator.manual_seed(seed)
@@ -140,7 +169,9 @@ class _Batches(Dataset[Any]):
         noted[:] = -1
         noted[: len(indices)] = indices[:16]
         try:
-            if hasattr(self.samples, "__getitems__"):
+            if epoch_seed is not None and hasattr(self.samples, "getitems_in_training"):
+                fetched = self.samples.getitems_in_training(indices, sample_seeds(epoch_seed, indices))
+            elif hasattr(self.samples, "__getitems__"):
                 fetched = self.samples.__getitems__(indices)
             else:
                 fetched = []
@@ -234,7 +265,7 @@ class _TrainLoader(_Loader):
 
 
 class _Seeded:
-    """The batches of an epoch, each with a seed that depends on the run's seed, epoch, rank and batch alone."""
+    """The batches of an epoch with their seeds."""
 
     def __init__(self, sampler: TrainBatches) -> None:
         self.sampler = sampler
@@ -242,14 +273,15 @@ class _Seeded:
     def __len__(self) -> int:
         return len(self.sampler)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
-        first = _epoch_seed(self.sampler)
+    def __iter__(self) -> Iterator[TrainingBatch]:
+        first, of_all_ranks = _epoch_seed(self.sampler), _epoch_seed(self.sampler, "samples")
         for number, indices in enumerate(self.sampler, self.sampler.first_batch):
-            yield indices, first + number
+            yield TrainingBatch(indices, first + number, of_all_ranks)
 
 
-def _epoch_seed(sampler: TrainBatches) -> int:
-    return random.Random(f"{sampler.seed}/{sampler.epoch}/{sampler.rank}").getrandbits(62)
+def _epoch_seed(sampler: TrainBatches, of: str | None = None) -> int:
+    """By default of the sampler's rank."""
+    return random.Random(f"{sampler.seed}/{sampler.epoch}/{of or sampler.rank}").getrandbits(62)
 
 
 def _named(noted: NDArray[np.int64]) -> str:

@@ -13,6 +13,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from project.errors import FULL_ERROR, full_tracebacks, sentence
+from project.launch import usage
 from project.launch.composition import check_choices, config_folder, explain, register_resolvers, take_experiment_file
 from project.launch.run import Outcome
 from project.sweep.plugins import ask_for_several_jobs, go_on_with_sweep, register_plugins
@@ -31,15 +32,18 @@ def command(
     """
     # The function may come from __main__ (python -m project.train); the ranks import it by its real name.
     path = f"{__name__.partition('.')[0]}.{name}:{function.__name__}"
+    doc = function.__globals__["__doc__"]
 
     def main() -> None:
-        sys.exit(run(name, path, prepare, job))
+        sys.exit(run(name, path, prepare, job, doc))
 
     return main
 
 
-def run(name: str, function: str, prepare: Prepare | None = None, job: Job | None = None) -> int:
-    """Run a command with the arguments of this process; its exit code."""
+def run(
+    name: str, function: str, prepare: Prepare | None = None, job: Job | None = None, doc: str | None = None
+) -> int:
+    """Run a command with the arguments of this process; its exit code. ``doc`` is what its help begins with."""
     wants_traceback = full_tracebacks()
     folder = str(Path.cwd())
     if folder not in sys.path:
@@ -61,6 +65,9 @@ def run(name: str, function: str, prepare: Prepare | None = None, job: Job | Non
         ask_for_several_jobs(sys.argv)
         take_experiment_file(sys.argv)
         check_choices(sys.argv)
+        if usage.is_asked_for(sys.argv):
+            print(usage.help_text(doc, config_name, sys.argv), flush=True)
+            return 0
 
         def task(composed: DictConfig) -> float | None:
             from hydra.core.hydra_config import HydraConfig
@@ -94,6 +101,9 @@ def run(name: str, function: str, prepare: Prepare | None = None, job: Job | Non
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the reader of the help (head, less) has seen enough
+        sys.stderr.close()
+        return 0
     except Exception as error:
         return _tell(error, config_name, wants_traceback)
     return 0

@@ -14,9 +14,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
-from project.errors import UserError, did_you_mean, nearest
+from project.errors import UserError, did_you_mean, nearest, sentence
 from project.launch import devices
+from project.launch.facts import fact
 from project.launch.run_folder import new_folder
+
+# Keys that other commands read, and what to type instead.
+OF_OTHERS = {
+    "ckpt_path": (
+        "type resume=FOLDER to go on with a run, or python -m project.evaluate ckpt_path=FILE to test its weights"
+    ),
+}
 
 
 def config_folder() -> Path:
@@ -30,11 +38,13 @@ def register_resolvers() -> None:
     """Register what configs may call.
 
     ``${new_folder:parent,prefix}`` claims a folder; ``${slug:text}`` makes a text fit for a folder's name;
-    ``${gpus:accelerator,devices}`` is the number of GPUs of this host that a job needs.
+    ``${gpus:accelerator,devices}`` is the number of GPUs of this host that a job needs; ``${fact:name}`` is what the
+    data say of themselves.
     """
     OmegaConf.register_new_resolver("new_folder", new_folder, use_cache=True, replace=True)
     OmegaConf.register_new_resolver("gpus", devices.count_gpus, replace=True)
     OmegaConf.register_new_resolver("slug", slug, replace=True)
+    OmegaConf.register_new_resolver("fact", fact, replace=True)
 
 
 def take_experiment_file(arguments: list[str]) -> None:
@@ -118,8 +128,18 @@ def explain(error: Exception, config_name: str) -> str | None:
             advice = f"type {read}=none" if has_none else f"type +{read}=VALUE, or {_full_key(error)}=VALUE"
             return f"{_full_key(error)} reads {read}, which is not in the config: {advice}"
     if isinstance(error, OmegaConfBaseException):
-        return " ".join(str(error).split())
+        return _told_by_resolver(error) or " ".join(str(error).split())
     return str(error) if isinstance(error, HydraException) else None
+
+
+def _told_by_resolver(error: BaseException) -> str | None:
+    """The sentence of an error that a resolver raised, which OmegaConf wraps in its own."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if text := sentence(cause):
+            return text
+        cause = cause.__context__
+    return None
 
 
 def _full_key(error: OmegaConfBaseException) -> str:
@@ -141,7 +161,7 @@ def _explain_override(message: str, config_name: str) -> str:
     deleted = re.search(r"Could not delete from config\. '([^']+)' does not exist", message)
     if deleted:
         key = deleted.group(1)
-        return f"{key} is not in the config{_key_hint(key, list(_keys(config_name)))}"
+        return f"{key} is not in the config{key_hint(key, list(_keys(config_name))) or '.'}"
     match = re.search(
         r"Could not (?:override|delete from config|append to config|append|add) '?([^'\n]+?)'?\.(?:\n| )", message
     )
@@ -152,19 +172,44 @@ def _explain_override(message: str, config_name: str) -> str:
     groups = list(_groups())
     if key in groups:
         return f"{key} is a config group that {config_name} does not use: type +{key}=CHOICE to add it"
-    return (
-        f"{key} is not in the config{_key_hint(key, [*_keys(config_name), *groups])} To add a new key type +{key}=VALUE"
-    )
+    if key in OF_OTHERS:
+        return f"{key} is not in the config: {OF_OTHERS[key]}"
+    hint = key_hint(key, [*_keys(config_name), *groups])
+    if not re.search(r"[./]", key):  # at the top of the config nothing would read it
+        return f"{key} is not in the config{hint or f': {where_to_add(key)}'}"
+    return f"{key} is not in the config{hint or '.'} To add a new key type +{key}=VALUE"
 
 
-def _key_hint(key: str, known: list[str]) -> str:
-    """The nearest of all keys: first by the whole path, then by the last part alone."""
+def where_to_add(key: str) -> str:
+    """What to type for a new key that nothing reads at the top of the config."""
+    return f"leave it out, or add it to the class that takes it, as in +model.{key}=VALUE"
+
+
+def key_hint(key: str, known: list[str]) -> str:
+    """``": did you mean X?"`` with the nearest of all keys: first by the whole path, then by the last part alone."""
     hint = did_you_mean(key, known)
     if not hint:
         by_last = {name.rpartition(".")[2]: name for name in reversed(known)}
         last = nearest(key.rpartition(".")[2], by_last)
-        hint = f": did you mean {by_last[last]}?" if last else "."
+        hint = f": did you mean {by_last[last]}?" if last else ""
     return hint
+
+
+def top_keys(config_name: str) -> set[str]:
+    """Keys at the top of ``conf/<config_name>.yaml`` and of the configs in its defaults."""
+    node = OmegaConf.load(config_folder() / f"{config_name}.yaml")
+    assert isinstance(node, DictConfig)
+    keys = {str(key) for key in node if key != "defaults"}
+    for default in node.get("defaults", []):
+        if default == "_self_":
+            continue
+        if isinstance(default, str) and "/" not in default:
+            keys |= top_keys(default)
+        else:
+            groups = [default] if isinstance(default, str) else list(default)
+            places = [str(group).split()[-1].lstrip("/") for group in groups]  # "override /a/b", "optional a@b.c"
+            keys |= {re.split(r"[./]", place.partition("@")[2] or place)[0] for place in places}
+    return keys
 
 
 def _groups() -> Iterator[str]:
@@ -181,13 +226,14 @@ def _keys(config_name: str) -> Iterator[str]:
 
     GlobalHydra.instance().clear()  # Hydra is about to exit; its state has served
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        yield from _walk(compose(config_name))
+        yield from walk(compose(config_name))
 
 
-def _walk(node: DictConfig, prefix: str = "") -> Iterator[str]:
+def walk(node: DictConfig, prefix: str = "") -> Iterator[str]:
+    """All keys of a config, dotted; interpolations are not followed."""
     for name in map(str, node):
         key = f"{prefix}{name}"
         yield key
         child: Any = None if OmegaConf.is_missing(node, name) else node._get_node(name)
         if isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation():
-            yield from _walk(child, f"{key}.")
+            yield from walk(child, f"{key}.")

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from project.errors import UserError
 from project.launch import (
+    added,
     agent,
     combinations,
     cpu,
@@ -59,6 +60,7 @@ def run_job(
     if composed.get("seed", 0) is None:
         composed.seed = random.SystemRandom().randrange(2**32)
 
+    added.check_added(composed, overrides, kind)
     config = _plain(composed, overrides)
     preflight.check(config)
     combinations.check(config)

@@ -109,6 +109,9 @@ PRECISIONS = (
 )  # fmt: skip
 
 
+# Packages that classes of this one need, and that only an extra installs.
+NEEDS = {"project.tracking.wandb.WandbRun": "wandb", "project.tracking.mlflow.on_rank_zero": "mlflow"}
+
 # What every command reads of the config; `~trainer.devices` would take it out.
 REQUIRED = (
     "name", "seed", "data._target_", "model._target_", "paths.run_dir", "launch.threads_per_rank", "launch.timeout_s",
@@ -149,6 +152,8 @@ def check(config: Config) -> None:
         )
     for key, target in targets(config):
         check_installed(key, target)
+        if target in NEEDS:
+            check_installed(key, target, NEEDS[target])
 
 
 def check_batch_size(config: Config, world_size: int, pipeline: PipelineLayout | None = None) -> None:

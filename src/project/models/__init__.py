@@ -2,5 +2,6 @@
 
 from project.models.image_classifier import ImageClassifier
 from project.models.language_model import LanguageModel
+from project.models.tabular import Regressor, TabularClassifier
 
-__all__ = ["ImageClassifier", "LanguageModel"]
+__all__ = ["ImageClassifier", "LanguageModel", "Regressor", "TabularClassifier"]

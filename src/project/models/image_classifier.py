@@ -1,11 +1,10 @@
 """A classifier of images, whatever the net."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import torch
 from hydra.utils import instantiate
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -14,6 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionM
 
 from project.models.metrics import SampleMean
 from project.models.optimization import configure
+from project.models.showing import takers
 
 Batch = dict[str, Tensor]
 
@@ -21,7 +21,8 @@ Batch = dict[str, Tensor]
 class ImageClassifier(L.LightningModule):
     """Cross-entropy training, and loss, accuracy and F1 of every evaluation, over all ranks' samples.
 
-    Batch: `{"image": (B, C, H, W), "label": (B,) int64}`; for prediction the label is optional.
+    Batch: `{"image": (B, C, H, W), "label": (B,) int64}`; for prediction the label is optional. Subclasses may classify
+    what stands under another name than `image`: `inputs`.
 
     The arguments are plain data, so that checkpoints load with `weights_only=True` and rebuild the module.
 
@@ -31,7 +32,10 @@ class ImageClassifier(L.LightningModule):
         scheduler: Likewise.
         num_classes: Number of labels.
         compile: Compile the net.
+        channels_last: Keep pictures and convolutions' weights with the channels innermost, as tensor cores read them.
     """
+
+    inputs: ClassVar[str] = "image"
 
     def __init__(
         self,
@@ -40,10 +44,14 @@ class ImageClassifier(L.LightningModule):
         scheduler: dict[str, Any] | None = None,
         num_classes: int = 10,
         compile: bool = False,  # noqa: A002
+        channels_last: bool = False,
     ) -> None:
         super().__init__()
         self.save_hyperparameters(logger=False)
         self.net: nn.Module = instantiate(net, _convert_="all")
+        self.memory_format = torch.channels_last if channels_last else torch.preserve_format
+        if channels_last:
+            self.net.to(memory_format=torch.channels_last)
         if compile:
             self.net.compile()  # in place: torch.compile(net) would rename the weights in checkpoints
         metrics = _evaluation_metrics(num_classes)
@@ -53,13 +61,13 @@ class ImageClassifier(L.LightningModule):
         self.confusion_matrix = MulticlassConfusionMatrix(num_classes, normalize="true", validate_args=False)
 
     def forward(self, image: Tensor) -> Tensor:
-        logits: Tensor = self.net(image)
+        logits: Tensor = self.net(image.to(memory_format=self.memory_format))
         return logits
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         # Not logged here: the tracking callback logs train/loss, averaged over the ranks, beside the learning
         # rate and the gradient norm.
-        return cross_entropy(self(batch["image"]), batch["label"])
+        return cross_entropy(self(batch[self.inputs]), batch["label"])
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluate(batch, self.val_metrics)
@@ -70,7 +78,7 @@ class ImageClassifier(L.LightningModule):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Batch:
         """`{"prediction": (B,) int64, "confidence": (B,) in [0, 1]}`, and the label if there is one."""
-        confidence, prediction = self(batch["image"]).softmax(dim=1).max(dim=1)
+        confidence, prediction = self(batch[self.inputs]).softmax(dim=1).max(dim=1)
         result = {"prediction": prediction, "confidence": confidence}
         return result | {"label": batch["label"]} if "label" in batch else result
 
@@ -84,16 +92,14 @@ class ImageClassifier(L.LightningModule):
         confusion = self.confusion_matrix.compute()  # on all ranks, since it communicates
         self.confusion_matrix.reset()
         if self.trainer.is_global_zero:
-            for logger in self.loggers:
-                if isinstance(logger, TensorBoardLogger):
-                    figure = confusion_figure(confusion)
-                    logger.experiment.add_figure("test/confusion_matrix", figure, self.global_step)
+            for taker in takers(self.loggers, "add_figure"):
+                taker.add_figure("test/confusion_matrix", confusion_figure(confusion), self.global_step)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         return configure(self, self.hparams["optimizer"], self.hparams["scheduler"])
 
     def _evaluate(self, batch: Batch, metrics: MetricCollection) -> Tensor:
-        logits: Tensor = self(batch["image"])
+        logits: Tensor = self(batch[self.inputs])
         losses = cross_entropy(logits, batch["label"], reduction="none")
         metrics.update(value=losses, preds=logits, target=batch["label"])
         return logits

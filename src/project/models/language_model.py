@@ -6,7 +6,6 @@ from typing import Any
 import lightning as L
 import torch
 from hydra.utils import instantiate
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -14,6 +13,7 @@ from torchmetrics import MetricCollection
 
 from project.models.metrics import SampleMean
 from project.models.optimization import configure
+from project.models.showing import takers
 
 Batch = dict[str, Tensor]
 
@@ -151,7 +151,7 @@ class LanguageModel(L.LightningModule):
 
     def _log_sample(self, tag: str) -> None:
         # Each rank writes the text, since the net may be spread over them, and rank 0 logs it.
-        loggers = [logger for logger in self.loggers if isinstance(logger, TensorBoardLogger)]
+        loggers = takers(self.loggers, "add_text")
         if not loggers or not self.sample_bytes:
             return
         prompt = torch.tensor([list(self.prompt.encode())], device=self.device)
@@ -159,7 +159,7 @@ class LanguageModel(L.LightningModule):
         if self.trainer.is_global_zero:
             markdown = "\n".join(f"    {line}" for line in text.splitlines())  # indented: shown as it is
             for logger in loggers:
-                logger.experiment.add_text(tag, markdown, self.global_step)
+                logger.add_text(tag, markdown, self.global_step)
 
 
 class BitsPerByte(SampleMean):

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
-
 MOST_LOSSES = 100  # that wait on the device to be summed up
 
 

@@ -1,4 +1,7 @@
-"""Per-rank curves in TensorBoard: a run ``all`` beside one for each rank, with the same tags, so that they overlay."""
+"""Per-rank curves in TensorBoard: a run ``all`` beside one for each rank, with the same tags, so that they overlay.
+
+Other loggers get the same, with the rank before the tag.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,23 +31,32 @@ class Dashboard:
     All values of a rank and a window are one record: a twelfth of the time of writing them one by one, half the bytes.
 
     Args:
-        folder: ``<folder>/all`` and ``<folder>/rank_000`` ... are TensorBoard's runs.
+        folder: ``<folder>/all`` and ``<folder>/rank_000`` ... are TensorBoard's runs; None writes no such files.
         max_rank_series: With more ranks, only ``all`` and so many of them get curves: those that are the latest at
             first, and later also those that are named as stragglers.
         num_replicas: Of the model; ranks that share one compute the same samples.
         flush_s: How long a record may wait to be seen.
+        loggers: Of Lightning's kind; they get the curves too, and figures and texts if they have ``add_figure`` and
+            ``add_text``.
     """
 
-    def __init__(self, folder: Path, max_rank_series: int = 16, num_replicas: int = 1, flush_s: int = 10) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        max_rank_series: int = 16,
+        num_replicas: int = 1,
+        flush_s: int = 10,
+        loggers: Sequence[Any] = (),
+    ) -> None:
         self.folder = folder
         self.max_rank_series = max_rank_series
         self.num_replicas = num_replicas
         self.flush_s = flush_s
+        self.loggers = loggers
         self._writers: dict[str, EventFileWriter] = {}
         self._history = BusyHistory()
         self._shown: list[int] = []
-        layout = custom_scalars(charts.LAYOUT)  # type: ignore[no-untyped-call]
-        self._writer("all").add_event(Event(wall_time=time.time(), summary=layout))
+        self._write("all", 0, custom_scalars(charts.LAYOUT))  # type: ignore[no-untyped-call]
 
     def write(
         self,
@@ -79,14 +92,22 @@ class Dashboard:
 
     def write_page(self, tag: str, step: int, diagnosis: Diagnosis, ranks: Ranks, hosts: Sequence[str] = ()) -> None:
         """Write a verdict on some windows as text, with a table of the parts of a step."""
-        self._write("all", step, text(tag, summary_page(diagnosis, ranks, hosts)))  # type: ignore[no-untyped-call]
+        page = summary_page(diagnosis, ranks, hosts)
+        self._write("all", step, text(tag, page))  # type: ignore[no-untyped-call]
+        for logger in self.loggers:
+            if hasattr(logger, "add_text"):
+                logger.add_text(tag, page, step)
 
     def write_pictures(self, step: int, ranks: Ranks) -> None:
         """Draw where the steps of each rank go, and who was busy when."""
-        images = [as_value("ranks/parts", bars(ranks))]
+        figures = {"ranks/parts": bars(ranks)}
         if self._history.steps():
-            images.append(as_value("ranks/busy", heat_map(self._history)))
-        self._write("all", step, Summary(value=images))
+            figures["ranks/busy"] = heat_map(self._history)
+        self._write("all", step, Summary(value=[as_value(tag, figure) for tag, figure in figures.items()]))
+        for logger in self.loggers:
+            if hasattr(logger, "add_figure"):
+                for tag, figure in figures.items():
+                    logger.add_figure(tag, figure, step)
 
     def close(self) -> None:
         for writer in self._writers.values():
@@ -101,16 +122,18 @@ class Dashboard:
             self._shown.append(straggler)
 
     def _add(self, run: str, step: int, values: Mapping[str, float], more: Sequence[Summary.Value] = ()) -> None:
-        known = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items() if not math.isnan(value)]
-        self._write(run, step, Summary(value=[*known, *more]))
+        known = {tag: value for tag, value in values.items() if not math.isnan(value)}
+        scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in known.items()]
+        self._write(run, step, Summary(value=[*scalars, *more]))
+        for logger in self.loggers:
+            logger.log_metrics(known if run == "all" else {f"{run}/{tag}": value for tag, value in known.items()}, step)
 
     def _write(self, run: str, step: int, summary: Summary) -> None:
-        self._writer(run).add_event(Event(wall_time=time.time(), step=step, summary=summary))
-
-    def _writer(self, run: str) -> EventFileWriter:
+        if self.folder is None:
+            return
         if run not in self._writers:
             self._writers[run] = EventFileWriter(str(self.folder / run), flush_secs=self.flush_s)
-        return self._writers[run]
+        self._writers[run].add_event(Event(wall_time=time.time(), step=step, summary=summary))
 
 
 def summary_page(diagnosis: Diagnosis, ranks: Ranks, hosts: Sequence[str] = ()) -> str:

@@ -11,6 +11,7 @@ from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from project.tracking.arrivals import Marks
 from project.tracking.device_clock import DeviceClock
 from project.tracking.phases import PhaseClock
+from project.tracking.traces import Spans
 
 ACTIONS = (
     # Begin and end of the names that Lightning gives; between them stands a class of the user's, or of ours.
@@ -34,6 +35,9 @@ class PhaseProfiler(Profiler):
         marks: Of the wall clock.
         device_clock: Of the device, where it works on its own time.
         on_step: Called where a step ends and the next starts.
+
+    Attributes:
+        spans: Of the trace that is being recorded, which then shows the phases.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class PhaseProfiler(Profiler):
         self.marks = marks
         self.device_clock = device_clock
         self.on_step = on_step
+        self.spans: Spans | None = None
         self._phases: dict[str, str | None] = {}
 
     def start(self, action_name: str) -> None:
@@ -77,6 +82,8 @@ class PhaseProfiler(Profiler):
         return super().profile(action_name)
 
     def enter(self, phase: str) -> None:
+        if self.spans is not None:
+            self.spans.enter(phase)
         self.clock.enter(phase)
         if self.clock.phase == "idle":
             return
@@ -86,6 +93,8 @@ class PhaseProfiler(Profiler):
             self.device_clock.enter(phase)
 
     def leave(self, phase: str) -> None:
+        if self.spans is not None:
+            self.spans.leave()
         is_idle = self.clock.phase == "idle"
         self.clock.leave()
         if is_idle:

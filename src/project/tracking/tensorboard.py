@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
@@ -12,6 +12,9 @@ from omegaconf import OmegaConf
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import api_pb2, metadata
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class RunLogger(TensorBoardLogger):
@@ -37,6 +40,16 @@ class RunLogger(TensorBoardLogger):
         self._in_session = True
         self.experiment.add_text("config", _code(OmegaConf.to_yaml(OmegaConf.create(config))))
         self.experiment.add_text("environment", _code(json.dumps(environment, indent=2)))
+
+    @rank_zero_only
+    def add_figure(self, tag: str, figure: Figure, step: int) -> None:
+        """Log a figure of matplotlib."""
+        self.experiment.add_figure(tag, figure, step)
+
+    @rank_zero_only
+    def add_text(self, tag: str, text: str, step: int) -> None:
+        """Log a text, which is read as Markdown."""
+        self.experiment.add_text(tag, text, step)
 
     @rank_zero_only
     def finish_run(self, failed: bool = False) -> None:

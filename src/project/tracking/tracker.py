@@ -20,6 +20,7 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from project.errors import UserError
 from project.tracking.arrivals import OWN_GROUP, Arrivals, Marks, arrivals
 from project.tracking.curves import batch_length
 from project.tracking.dashboard import Dashboard
@@ -33,6 +34,8 @@ from project.tracking.overview import Overview
 from project.tracking.phase_profiler import PhaseProfiler
 from project.tracking.phases import PhaseClock
 from project.tracking.replicas import Replicas
+from project.tracking.trace_profiler import TraceProfiler, check_plan
+from project.tracking.traces import Demand, TracePlan, demanded
 from project.tracking.windows import NUM_FIELDS, Ranks, Window, summarize_steps
 
 READ_EVERY = {"cpu": 10, "cuda": 20}  # steps; DDP's own times wait for the device where they are read on CUDA
@@ -48,6 +51,8 @@ class Tracker(Callback):
     A model that has ``tokens_in(batch) -> int`` has its tokens counted, and one with ``flops_per_sample`` its FLOPs;
     else a step of N parameters is taken for 6 N FLOPs a token, without attention (https://arxiv.org/abs/2204.02311,
     appendix B).
+
+    A file ``profile`` in the run folder, looked for once a window, asks for a trace; see `TraceProfiler`.
 
     Args:
         interval_s: Between two windows.
@@ -135,10 +140,14 @@ class Tracker(Callback):
         self._num_replicas = num_model_replicas(trainer)
         self._peak = peak_flops_per_s(device) * trainer.num_devices * trainer.num_nodes
         self._operations_pending = not self._facts.on_gpu  # there the host only queues them
-        folders = [logger.log_dir for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        self._traces = next((c for c in trainer.callbacks if isinstance(c, TraceProfiler)), None)  # type: ignore[attr-defined]
+        self._demand = Demand(Path(trainer.default_root_dir) / "profile") if trainer.is_global_zero else None
+        boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        others = [logger for logger in trainer.loggers if logger not in boards]
+        folder = Path(boards[0].log_dir) if boards else None
         if trainer.is_global_zero:
-            shows = Dashboard(Path(folders[0]), self.max_rank_series, self._num_replicas) if folders else None
-            self._overview = Overview(rank_zero_warn, shows, hosts)
+            shows = Dashboard(folder, self.max_rank_series, self._num_replicas, loggers=others)
+            self._overview = Overview(rank_zero_warn, shows if trainer.loggers else None, hosts)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -198,7 +207,8 @@ class Tracker(Callback):
 
     def _on_step(self) -> None:
         """Between two steps; what happens here is part of the next step's other."""
-        if not self._is_warm and self.clock.steps:
+        is_traced = self._traces is not None and self._traces.has_disturbed()
+        if is_traced or (not self._is_warm and self.clock.steps):
             self._begin()  # the first step warms up, and takes many times as long as any other
         elif len(self.clock.steps) >= self._window_ends_after:
             self._end_window()
@@ -219,6 +229,7 @@ class Tracker(Callback):
         self.clock.start_step()  # ends the last
         self.clock.pause()
         # How many steps are left over is the same on all ranks, so all come here or none.
+        self._demand = None  # no steps are left to be traced
         if self._is_warm and self.clock.steps:
             if self._device_clock is not None:
                 torch.cuda.synchronize()  # once, so that the last steps are told
@@ -235,7 +246,8 @@ class Tracker(Callback):
     def _end_window(self) -> None:
         window, came = self._own_window(), self._arrivals()
         # float64 holds today's seconds to a fifth of a microsecond.
-        own = torch.tensor([*window.packed(), *came.packed()], dtype=torch.float64)
+        is_asked = self._demand is not None and self._demand.is_there()
+        own = torch.tensor([*window.packed(), *came.packed(), is_asked], dtype=torch.float64)
         rows = own[None]
         if self._group is not None:
             rows = torch.empty(self._trainer.world_size, len(own), dtype=torch.float64)
@@ -245,7 +257,30 @@ class Tracker(Callback):
         slowest_s = float((ranks["wall_s"] / ranks["steps"].clamp(min=1)).max())
         self._window_ends_after = max(self._fewest, math.ceil(self.interval_s / max(1e-6, slowest_s)))
         if self._overview is not None:
-            self._overview.add(self._step(), rows, came, self._facts, self._of_run, self._replicas_ms)
+            self._overview.add(self._step(), rows[:, :-1], came, self._facts, self._of_run, self._replicas_ms)
+        if bool(rows[:, -1].any()):
+            self._ask_for_trace()
+
+    def _ask_for_trace(self) -> None:
+        """Let all ranks trace what rank 0's file asks for."""
+        told: list[TracePlan | None] = [None]
+        if self._demand is not None:
+            usual = TracePlan() if self._traces is None else replace(self._traces.plan, wait=0, repeat=1)
+            try:
+                plan = demanded(self._demand.take(), usual)
+                check_plan(plan, self._trainer)
+                told = [plan]
+            except UserError as error:
+                rank_zero_warn(str(error))
+        if self._group is not None:
+            dist.broadcast_object_list(told, src=0, group=self._group)
+        if told[0] is None:
+            return
+        if self._traces is None:
+            self._traces = TraceProfiler(Path(self._trainer.default_root_dir) / "traces", repeat=0)
+            # A list of its own: a hook's may be at work.
+            self._trainer.callbacks = [*self._trainer.callbacks, self._traces]  # type: ignore[attr-defined]
+        self._traces.ask(told[0])
 
     def _own_window(self) -> Window:
         totals, steps = self.clock.take()

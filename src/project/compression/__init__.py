@@ -1,0 +1,1 @@
+"""Smaller models: weights that are set to zero, and weights of eight bits."""

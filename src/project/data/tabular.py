@@ -1,0 +1,220 @@
+"""Rows of a table, to predict one column from the others."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from project.data.datamodule import DataModule, TensorDataset
+from project.data.tables import (
+    Cells,
+    Column,
+    Numbers,
+    Table,
+    check_numbers,
+    describe,
+    encode,
+    is_missing,
+    numbers_of,
+    read_table,
+    texts_of,
+)
+
+TASKS = ("classification", "regression")
+
+
+class TabularDataModule(DataModule):
+    """A CSV or Parquet file, whose rows are split by `seed`.
+
+    Batch: `{"features": (B, F) float32}` with `{"label": (B,) int64}` in classification and `{"target": (B,) float32}`,
+    in the column's own unit, in regression.
+
+    Numbers are standardized by the training rows. Missing ones become 0 after that, the mean, and another feature says
+    where they are, if there are any in the training rows. Columns of names become a feature for each name (missing
+    being one, if it occurs); names that the training rows don't have, or that are not among the `max_categories` most
+    frequent, become 0 in all of them. Rows without a target are left out, but for predictions.
+
+    Configs find `columns` and the facts below them before the run, and a checkpoint keeps them: rows that come later
+    are turned into features in the same way. As None they are found in the rows at hand.
+
+    Args:
+        path: The file; None takes scikit-learn's table of breast cancer diagnoses.
+        target: The column to predict.
+        task: classification or regression.
+        drop: Columns to leave out.
+        categorical: Columns of names that look like numbers, such as codes.
+        max_categories: Features at most for a column of names.
+        delimiter: Between the values of a CSV file.
+        val_fraction: Share of the rows that is kept for validation.
+        test_fraction: Share that is kept for the test.
+        columns: How each column becomes features; see `tables.Column`.
+        classes: The target's values, label 0 first.
+        num_features: F.
+        num_outputs: Of the net: the number of classes, or 1.
+        target_scale: Mean and standard deviation of the training rows' target, in regression.
+        loading: Arguments of `DataModule`.
+
+    Raises:
+        ValueError: A number is out of range, the file has not what it should, or a fact is not that of the file.
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        target: str = "diagnosis",
+        task: str = "classification",
+        drop: Sequence[str] = (),
+        categorical: Sequence[str] = (),
+        max_categories: int = 64,
+        delimiter: str = ",",
+        val_fraction: float = 0.15,
+        test_fraction: float = 0.15,
+        columns: Sequence[Column] | None = None,
+        classes: Sequence[str] | None = None,
+        num_features: int | None = None,
+        num_outputs: int | None = None,
+        target_scale: Sequence[float] | None = None,
+        **loading: Any,
+    ) -> None:
+        super().__init__(**loading)
+        if task not in TASKS:
+            raise ValueError(f"data.task={task} is unknown: type data.task={' or data.task='.join(TASKS)}")
+        if max_categories < 1:
+            raise ValueError(f"data.max_categories={max_categories} must be at least 1: type data.max_categories=64")
+        if len(delimiter) != 1:
+            raise ValueError(f'data.delimiter={delimiter} must be one character: type data.delimiter=";"')
+        if min(val_fraction, test_fraction) <= 0 or val_fraction + test_fraction >= 1:
+            raise ValueError(
+                f"data.val_fraction={val_fraction} and data.test_fraction={test_fraction} must be above 0 "
+                "and leave training samples: type data.val_fraction=0.15 data.test_fraction=0.15"
+            )
+        self.path = None if path is None else Path(path).expanduser()
+        self.target = target
+        self.task = task
+        self.drop = list(drop)
+        self.categorical = list(categorical)
+        self.max_categories = max_categories
+        self.delimiter = delimiter
+        self.fractions = {"val": val_fraction, "test": test_fraction}
+        self.known: dict[str, Any] = {
+            "columns": None if columns is None else list(columns),
+            "classes": None if classes is None else list(classes),
+            "num_features": num_features,
+            "num_outputs": num_outputs,
+            "target_scale": None if target_scale is None else list(target_scale),
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """What the net and later rows must know of the training rows: the arguments from `columns` on."""
+        return self._facts(*self._read())
+
+    def setup(self, stage: str | None = None) -> None:
+        if self.train_set is not None:
+            return
+        table, target = self._read(target_needed=stage != "predict")
+        found = self.known if self.known["columns"] is not None else self._facts(table, target)
+        features = torch.from_numpy(encode(table, found["columns"]))
+        if target is None:
+            self.train_set = self.val_set = self.test_set = TensorDataset({"features": features})
+            return
+        if self.task == "regression":
+            tensors = {"features": features, "target": torch.from_numpy(target.astype(np.float32))}
+        else:
+            tensors = {
+                "features": features,
+                "label": torch.from_numpy(self._labels(texts_of(target), found["classes"])),
+            }
+        for split, rows in self._splits(len(features)).items():
+            setattr(self, f"{split}_set", TensorDataset({name: tensor[rows] for name, tensor in tensors.items()}))
+
+    def _read(self, target_needed: bool = True) -> tuple[Table, Cells | Numbers | None]:
+        """The columns that features are made of, and the target's; None where it is not there and need not be."""
+        table = _breast_cancer() if self.path is None else read_table(self.path, self.delimiter)
+        for key, names in {"target": [self.target], "drop": self.drop, "categorical": self.categorical}.items():
+            lacking = [name for name in names if name not in table]
+            if lacking and (key != "target" or target_needed):
+                raise ValueError(
+                    f"data.{key}={lacking[0]} is no column of {self.path or 'the table'}, whose columns are "
+                    f"{', '.join(table)}: type data.{key}= with one of them"
+                )
+        target = table.pop(self.target, None)
+        table = {name: column for name, column in table.items() if name not in self.drop}
+        if not table:
+            raise ValueError(f"{self.path} has no column besides the target: give it one to predict from")
+        if self.known["columns"] is None:
+            check_numbers(table, self.categorical)  # in all rows, so that a wrong value is told with its row
+        if target is None or (not target_needed and bool(is_missing(target).any())):
+            return table, None
+        there = ~is_missing(target)
+        if self.task == "regression":
+            target = numbers_of(target, self.target, "type experiment=tabular_mlp if the column holds classes")
+        else:
+            target = texts_of(target)
+        return {name: column[there] for name, column in table.items()}, target[there]
+
+    def _facts(self, table: Table, target: Cells | Numbers | None) -> dict[str, Any]:
+        assert target is not None
+        train = self._splits(len(target))["train"].numpy()
+        columns = describe(
+            {name: column[train] for name, column in table.items()}, self.categorical, self.max_categories
+        )
+        num_features = sum(len(column["values"]) if "values" in column else 1 + column["missing"] for column in columns)
+        facts = {"columns": [dict(column) for column in columns], "num_features": num_features}
+        if self.task == "regression":
+            scale = [float(target[train].mean()), float(target[train].std()) or 1.0]
+            return facts | {"classes": None, "num_outputs": 1, "target_scale": scale}
+        classes = self._classes(texts_of(target))
+        return facts | {"classes": classes, "num_outputs": len(classes), "target_scale": None}
+
+    def _classes(self, target: Cells) -> list[str]:
+        classes = sorted(set(target.tolist()), key=_numbers_by_value)
+        if len(classes) < 2:
+            raise ValueError(f"column {self.target} is {classes[0]} in all rows: there is nothing to predict")
+        if len(classes) > len(target) / 2:
+            raise ValueError(
+                f"column {self.target} has {len(classes)} different values in {len(target)} rows, too many for "
+                "classes: type experiment=tabular_regression, or another data.target="
+            )
+        return classes
+
+    def _labels(self, target: Cells, classes: Sequence[str]) -> NDArray[np.int64]:
+        labels = {name: label for label, name in enumerate(classes)}
+        unknown = sorted(set(target.tolist()) - set(labels))
+        if unknown:
+            raise ValueError(
+                f"column {self.target} holds {unknown[0]}, which is none of the classes {', '.join(classes)}: "
+                "take those rows out, or train with them"
+            )
+        return np.array([labels[name] for name in target], dtype=np.int64)
+
+    def _splits(self, num_rows: int) -> dict[str, torch.Tensor]:
+        order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(self.seed))
+        num_val, num_test = (round(fraction * num_rows) for fraction in self.fractions.values())
+        if not min(num_val, num_test) or num_val + num_test >= num_rows:
+            raise ValueError(
+                f"{num_rows} rows are too few for data.val_fraction={self.fractions['val']} and "
+                f"data.test_fraction={self.fractions['test']}: give it more rows"
+            )
+        val, test, train = order.tensor_split([num_val, num_val + num_test])
+        return {"train": train, "val": val, "test": test}
+
+
+def _numbers_by_value(text: str) -> tuple[float, str]:
+    try:
+        return float(text), text
+    except ValueError:
+        return math.inf, text
+
+
+def _breast_cancer() -> Table:
+    """569 rows of 30 measurements, benign or malignant, of Wolberg, Street and Mangasarian; ships with scikit-learn."""
+    from sklearn.datasets import load_breast_cancer  # here, because the import takes more than a second
+
+    data = load_breast_cancer()
+    table: Table = {str(name): column for name, column in zip(data.feature_names, data.data.T, strict=True)}
+    table["diagnosis"] = np.array([str(name) for name in data.target_names[data.target]], dtype=object)
+    return table

@@ -1,0 +1,94 @@
+"""What ``--help`` shows of a command: three examples, the config groups with a line for each choice, and the config."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from project.examples import split_doc
+from project.launch.composition import config_folder
+from project.launch.from_checkpoint import FROM_RUN, typed_overrides
+
+OWN_FLAGS = {"-h", "--help", "-m", "--multirun"}
+FLAGS = """\
+-m, --multirun       several jobs: every combination of the values, as in optimizer.lr=0.1,0.01
+-c job, --cfg job    show the composed config and run nothing
+--hydra-help         all flags of Hydra, which reads this command line"""
+
+
+def is_asked_for(arguments: Sequence[str]) -> bool:
+    """Whether ``--help`` was typed, and no flag of Hydra's beside it that only Hydra's own help can heed."""
+    flags = {argument for argument in arguments[1:] if argument.startswith("-")}
+    return bool(flags & {"-h", "--help"}) and flags <= OWN_FLAGS
+
+
+def help_text(doc: str | None, config_name: str, arguments: Sequence[str]) -> str:
+    """The help of a command that reads ``conf/<config_name>.yaml``, with what else was typed."""
+    from hydra import compose, initialize_config_dir
+
+    overrides = [argument for argument in arguments[1:] if not argument.startswith("-")]
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        config = compose(config_name, overrides, return_hydra_config=True)
+    chosen = dict(config.hydra.runtime.choices) | _several(arguments)
+    del config.hydra
+    examples, text = split_doc(doc)
+    return "\n\n".join(
+        (
+            examples,
+            text,
+            "Choices of the config, to be typed as GROUP=CHOICE:",
+            *(_group(group, chosen.get(group)) for group in groups() if _is_of(group, chosen, config)),
+            "Values of the config, to be typed as KEY=VALUE:",
+            OmegaConf.to_yaml(config).rstrip(),
+            FLAGS,
+        )
+    )
+
+
+def _several(arguments: Sequence[str]) -> dict[str, str]:
+    """Groups of which several choices are typed, ``logger=[csv,tensorboard]``: Hydra keeps no record of them."""
+    typed = {group: override.value() for group, (_, override) in typed_overrides(list(arguments)).items()}
+    return {group: ", ".join(map(str, names)) for group, names in typed.items() if isinstance(names, list)}
+
+
+def groups() -> Iterator[str]:
+    """The folders below ``conf`` that hold configs, as ``model/net``."""
+    folder = config_folder()
+    yield from sorted({str(path.parent.relative_to(folder)) for path in folder.glob("*/**/*.yaml")})
+
+
+def description(path: Path) -> str:
+    """The first sentence of the comment that a config file begins with; empty where it has none."""
+    words = []
+    for line in path.read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        if not line.startswith("# @package"):
+            words.append(line.lstrip("# "))
+    sentence = re.match(r".*?\.(?=\s|$)", " ".join(words))
+    return (sentence.group() if sentence else " ".join(words)).rstrip(".")
+
+
+def _is_of(group: str, chosen: dict[str, str], config: DictConfig) -> bool:
+    """Whether a command that composes ``config`` uses a group; those of a checkpoint's config can be typed too."""
+    tops = {name.partition("/")[0] for name in chosen}
+    if "ckpt_path" in list(config):  # which the config itself denies while the path is missing
+        tops |= set(FROM_RUN)
+    return group.partition("/")[0] in tops
+
+
+def _group(group: str, chosen: str | None) -> str:
+    """A group with a line for each choice, as wide as the terminal."""
+    files = sorted((config_folder() / group).glob("*.yaml"))
+    margin = max(len(path.stem) for path in files) + 4
+    width = max(60, min(120, shutil.get_terminal_size().columns))
+    lines = [f"{group} (now {chosen})" if chosen else group]
+    for path in files:
+        name = f"  {path.stem}".ljust(margin)
+        lines.append(textwrap.fill(description(path), width, initial_indent=name, subsequent_indent=" " * margin))
+    return "\n".join(lines)
