@@ -10,8 +10,6 @@ EXTRAS      ?= dev,sweep,slurm
 # Requirement for torch, e.g. TORCH='torch==2.13.0', and the package index to take it from (empty: pip's own).
 TORCH       ?= torch
 TORCH_INDEX ?=
-# How pytest shares the tests out; empty: one after another.
-PARALLEL    ?= -n 2 --dist loadgroup
 # Further arguments of every pip install, e.g. PIP_ARGS='--proxy ...'.
 PIP_ARGS    ?=
 ARGS        ?=
@@ -27,10 +25,10 @@ train: $(STAMP)
 	$(PY) -m project.train $(ARGS)
 
 test: $(STAMP)
-	$(PY) -m pytest $(PARALLEL) $(ARGS)
+	$(PY) -m pytest $(ARGS)
 
 fast: $(STAMP)
-	$(PY) -m pytest $(PARALLEL) -m "not slow" $(ARGS)
+	$(PY) -m pytest -m "not slow" $(ARGS)
 
 check: $(STAMP)
 	$(PY) -m ruff check

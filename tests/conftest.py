@@ -9,16 +9,14 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from interpreters import WarmInterpreter, start_fresh
-from taking_turns import share_out, turn
 
 SLURM_SCRIPT = Path(__file__).parent / "cluster" / "slurm.sh"
 
@@ -27,7 +25,7 @@ CLUSTER_VARIABLES = re.compile(
     r"(RANK|WORLD_SIZE|MASTER_.*|LOCAL_.*|GROUP_.*|ROLE_.*|NODE_RANK|TORCHELASTIC_.*|SLURM_.*|PL_.*|HYDRA_FULL_ERROR)$"
 )
 
-# As the commands set it, before torch is imported: with two workers, or ranks, threads that spin keep others waiting.
+# As the commands set it, before torch is imported: of two ranks on two cores, threads that spin keep the other waiting.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # torch.compile in the test process would start a pool of compilers that lives as long as the session.
@@ -42,13 +40,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "slurm" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slurm)
-    share_out(items)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # waiting for a turn is not time of the test
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    with turn(item):
-        return (yield)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

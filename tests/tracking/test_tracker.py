@@ -9,7 +9,7 @@ import pytest
 from project.launch import agent
 from project.launch.run import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
 Cases = dict[str, tuple[str, dict[str, Any]]]
 LATE_IN = ("data", "transfer", "forward", "backward", "optimizer", "other")
