@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from faults.kill_and_resume import OPTIONS, differences, last
 
@@ -178,10 +179,20 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_full_disk_is_a_warning_and_the_next_save_is_tried(start: Start, small_disk: Path, devices: int) -> None:
+def saved_step(folder: Path) -> int:
+    """Of ``last.ckpt``, a file or a folder of shards."""
+    path = folder / "checkpoints" / "last.ckpt"
+    step: int = torch.load(path / "meta.pt" if path.is_dir() else path, weights_only=True)["global_step"]
+    return step
+
+
+@pytest.mark.parametrize(("devices", "strategy"), [(1, "auto"), (2, "ddp"), (2, "fsdp")])
+def test_full_disk_is_a_warning_and_the_next_save_is_tried(
+    start: Start, small_disk: Path, devices: int, strategy: str
+) -> None:
     options = ("++model.sleep_s=0.05", "trainer.max_epochs=8", "callbacks.last.every_n_steps=2")
-    command = start(*options, f"trainer.devices={devices}", f"paths.run_dir={small_disk}/run")
+    options += (f"trainer.devices={devices}", f"trainer/strategy={strategy}")
+    command = start(*options, f"paths.run_dir={small_disk}/run")
     command.folder = small_disk / "run"
     command.until_saved()
     ballast = small_disk / "ballast"
@@ -189,9 +200,9 @@ def test_full_disk_is_a_warning_and_the_next_save_is_tried(start: Start, small_d
         while file.write(bytes(4096)):
             pass
     time.sleep(0.5)
-    written = last(command.folder)["global_step"]
+    written = saved_step(command.folder)
     time.sleep(0.3)
-    assert last(command.folder)["global_step"] == written  # nothing fits, and what was there stays
+    assert saved_step(command.folder) == written  # nothing fits, and what was there stays
     ballast.unlink()
     assert command.wait(60) == 0, command.output()
     assert last(command.folder)["global_step"] == 48 > written

@@ -1,6 +1,7 @@
 """Which checkpoints there are, when they are written, and how a damaged one is known."""
 
 import errno
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
@@ -144,6 +145,7 @@ def test_an_error_in_the_background_is_not_lost(tmp_path: Path) -> None:
     files.save_checkpoint({"function": lambda: None}, tmp_path / "last.ckpt", {"in_background": True})
     with pytest.raises(Exception, match="pickle"):
         files.teardown()
+    assert not any(thread.name.startswith("checkpoints") for thread in threading.enumerate())
 
 
 def test_no_metric_takes_the_last_as_the_best(tmp_path: Path) -> None:

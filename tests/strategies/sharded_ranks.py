@@ -1,9 +1,16 @@
 """What the ranks run in test_sharded.py; they import it by its name."""
 
+import errno
 import json
+import os
+import signal
+import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
+from unittest.mock import Mock, patch
 
 import lightning as L
 import torch
@@ -19,9 +26,12 @@ from project.launch.checkpoint import ConfigInCheckpoint
 from project.launch.rank import cluster_environment, quiet_libraries
 from project.launch.rank_states import RankStates
 from project.launch.run import Outcome, Run
+from project.launch.saving import save
 from project.models import ImageClassifier, LanguageModel
+from project.strategies import sharded_checkpoint
+from project.strategies.checkpoint_files import CheckpointFiles
 from project.strategies.sharded import ShardedStrategy
-from project.strategies.sharded_checkpoint import consolidate_all, gathered
+from project.strategies.sharded_checkpoint import consolidate_all, gathered, save_sharded
 from project.tracking.curves import TrainingCurves
 
 Config = dict[str, Any]
@@ -64,9 +74,10 @@ def run_cases(config: Config, run: Run) -> Outcome:
 def build_trainer(config: Config, run: Run, callbacks: list[L.Callback], **more: Any) -> L.Trainer:
     quiet_libraries()
     strategy = config.get("strategy", "auto")
-    arguments = {"precision": "64-true", "enable_checkpointing": False} | config.get("trainer_arguments", {}) | more
+    arguments = {"precision": "64-true", "enable_checkpointing": False, "plugins": cluster_environment()}
+    arguments |= config.get("trainer_arguments", {}) | more
     return L.Trainer(
-        accelerator="cpu", devices=run.world_size, callbacks=callbacks, plugins=cluster_environment(),
+        accelerator="cpu", devices=run.world_size, callbacks=callbacks,
         strategy=ShardedStrategy(**strategy) if isinstance(strategy, dict) else strategy,
         logger=False, enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False, **arguments,
     )  # fmt: skip
@@ -163,6 +174,66 @@ def cycle(config: Config, run: Run) -> Outcome:
         facts["saved"] = difference(half, saved)
         torch.save(whole, run.folder / "weights.pt")
     return Outcome(facts)
+
+
+class SavesTwice(L.Callback):
+    """Saves after step 2 at once, and in the background, where nothing is written before step 4."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.may_write = Event()
+        self.went_on = False
+        self._save = sharded_checkpoint.save
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        assert self.may_write.wait(30)
+        self._save(*args, **kwargs)
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.global_step == 2:
+            self.may_write.set()
+            assert save(trainer, self.folder / "at_once.ckpt")
+            self.may_write.clear()
+            assert save(trainer, self.folder / "meanwhile.ckpt", in_background=True)
+        elif trainer.global_step == 4:
+            self.went_on = not (self.folder / "meanwhile.ckpt").exists()
+            self.may_write.set()
+
+
+def background(config: Config, run: Run) -> Outcome:
+    """Shards of one step, written at once and in the background; then errors of one rank, as all ranks know them."""
+    files, saves = CheckpointFiles(), SavesTwice(run.folder)
+    trainer = build_trainer(config, run, [saves], max_steps=4, plugins=[cluster_environment(), files])
+    with patch.object(sharded_checkpoint, "save", saves.save):
+        trainer.fit(build_model(config, trainer), datamodule=Data(batch_size=8))
+    facts = {"complete": (run.folder / "meanwhile.ckpt").exists(), "went_on": saves.went_on}
+    assert save(trainer, run.folder / "end.ckpt")
+    right = sharded_checkpoint.checksum
+    for name, error in {"raised": ValueError("a mistake"), "told": OSError(errno.ENOSPC, "No space left")}.items():
+        wrong = Mock(side_effect=error)
+        with patch.object(sharded_checkpoint, "checksum", wrong if run.rank == 1 else right):
+            assert save(trainer, run.folder / "meanwhile.ckpt", in_background=True)
+            try:
+                facts[name] = not files.wait() and name == "told"
+            except (ValueError, RuntimeError) as raised:
+                facts[name] = name == "raised" and "a mistake" in str(raised)
+    files.teardown()
+    on_all = trainer.strategy.reduce_boolean_decision
+    return Outcome({name: float(on_all(fact)) for name, fact in facts.items()})
+
+
+def wait_for_the_dead(rank: int, folder: Path) -> None:
+    """Of two ranks without a launcher, the second dies while the first's thread waits for it to write its shards."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    files, group = CheckpointFiles(), dist.new_group(backend="gloo")
+    if rank == 1:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    files.save(partial(save_sharded, group=group), ({}, {}), folder / "last.ckpt", {"in_background": True})
+    try:
+        files.teardown()
+    finally:
+        dist.destroy_process_group()
 
 
 def resume(config: Config, run: Run) -> Outcome:

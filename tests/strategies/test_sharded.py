@@ -25,6 +25,7 @@ from project.launch.composition import config_folder
 from project.launch.run import Run
 from project.models.nets import GPT, MLP, ResidualCNN, ViT
 from project.models.plan import ParallelPlan
+from project.strategies.checkpoint_files import CHECKSUMS, damage
 from project.strategies.mesh import check_no_copies
 from project.strategies.placement import parallelize
 from project.strategies.sharded import ShardedStrategy, check_divides
@@ -62,6 +63,7 @@ CASES: dict[str, tuple[list[Ranks | None], str, dict[str, Any]]] = {
     "cycle_adamw": ([FSDP, BOTH], "cycle", {"net": "mlp", "optimizer": ADAMW}),
     "cycle_plain_sgd": ([TENSOR], "cycle", {"net": "mlp", "optimizer": PLAIN_SGD}),
     "cycle_single": ([FSDP], "cycle", {"net": "mlp", "optimizer": SGD, "strategy": {"save": "single"}}),
+    "background": ([FSDP, TENSOR, BOTH], "background", {"net": "mlp", "optimizer": ADAMW}),
     "count": ([TENSOR, BOTH], "count", {}),
     "drop": ([TENSOR, BOTH], "drop", {"net": "gpt", "net_arguments": {"dropout": 0.5}, "optimizer": ADAMW}),
     "own": ([FSDP], "own", {}),
@@ -180,6 +182,19 @@ def test_checkpoints_test_and_resume_alike_before_and_after_they_are_one_file(
     resume = {"function": "resume", "net": config["net"], "optimizer": config["optimizer"], "ckpt_path": str(last)}
     launch(tmp_path, None, {"resume": resume})
     assert largest_difference(weights(folder), weights(tmp_path / "resume")) <= 1e-10
+
+
+@pytest.mark.parametrize("ranks", LAYOUTS)
+def test_shards_written_in_the_background_are_those_of_their_moment(case: Case, ranks: Ranks) -> None:
+    folder, facts = case("background", ranks)
+    assert facts == {"complete": 1, "went_on": 1, "raised": 1, "told": 1}
+    sums = {}
+    for name in ("at_once", "meanwhile", "end"):
+        assert damage(folder / f"{name}.ckpt") is None
+        sums[name] = json.loads((folder / f"{name}.ckpt" / CHECKSUMS).read_text())
+        del sums[name][".metadata"]  # which has an identity of its own
+    assert sums["meanwhile"] == sums["at_once"] != sums["end"]
+    assert not list(folder.glob("*.part"))
 
 
 @pytest.mark.parametrize("ranks", [TENSOR, pytest.param(BOTH, marks=slow)])

@@ -23,7 +23,7 @@ def save(trainer: L.Trainer, path: Path, place: int = 0, keep: int = 1, in_backg
     """Save a checkpoint as ``path``, or at another place among ``keep`` of that name; whether it was written.
 
     For all ranks. ``False`` is a full disk and its like, which has been told. In the background training waits for the
-    copy alone; whether that was written, ``was_written`` says later. Shards are not written there.
+    copy alone; whether that was written, ``was_written`` says later.
     """
     files = trainer.strategy.checkpoint_io
     own = {"place": place, "keep": keep, "in_background": in_background}

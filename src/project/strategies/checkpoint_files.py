@@ -7,6 +7,7 @@ import json
 import shutil
 import zipfile
 import zlib
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 PART = ".part"  # what is still being written
 DAMAGED = ".damaged"
@@ -35,21 +37,25 @@ class CheckpointFiles(TorchCheckpointIO):
         self._pending: dict[Path, Future[str | None]] = {}  # to why it failed
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        """Write a file; ``storage_options`` are those of ``put``, and ``in_background``.
+        self.save(write_file, checkpoint, Path(path), storage_options)
+
+    def save(
+        self, write: Callable[..., None], checkpoint: Any, path: Path, storage_options: dict[str, Any] | None = None
+    ) -> None:
+        """Let ``write`` write a checkpoint; ``storage_options`` are those of ``put``, and ``in_background``.
 
         In the background a copy in the host's memory is written, one after another in the order in which they were
         asked for; ``wait`` says how it ended.
         """
-        path = Path(path)
         options = dict(storage_options or {})
         self.wait(path)  # no more than one copy of a name
         self.failure = None
         if not options.pop("in_background", False):
             self.wait()  # what was asked for before is there before
-            self.failure = self._write(checkpoint, path, options)
+            self.failure = _written(write, checkpoint, path, options)
             return
         self._writer = self._writer or ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
-        self._pending[path] = self._writer.submit(self._write, copy_to_host(checkpoint), path, options)
+        self._pending[path] = self._writer.submit(_written, write, copy_to_host(checkpoint), path, options)
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         self.wait()
@@ -65,59 +71,61 @@ class CheckpointFiles(TorchCheckpointIO):
         return not any(failures)
 
     def teardown(self) -> None:
-        """The end of a training: all files are there."""
-        self.wait()
-        if self._writer is not None:
-            self._writer.shutdown()
-            self._writer = None
-
-    def _write(self, checkpoint: dict[str, Any], path: Path, options: dict[str, Any]) -> str | None:
-        """Write a file; why it failed, where it did for the disk."""
-        beside = path.with_name(path.name + PART)
+        """The end of a training: all files are there, and no thread is left."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with beside.open("wb") as file:
-                torch.save(checkpoint, file)
-            put(beside, path, **options)
-        except (OSError, RuntimeError) as error:
-            if not is_of_disk(error):
-                raise
-            remove(beside)
-            return _warn(path, error)
-        return None
-
-    def failed(self, path: Path, error: BaseException) -> None:
-        """Warn of a checkpoint that could not be written."""
-        self.failure = _warn(path, error)
+            self.wait()
+        finally:
+            if self._writer is not None:
+                self._writer.shutdown()
+                self._writer = None
+            self._pending.clear()
 
 
-def _warn(path: Path, error: BaseException) -> str:
-    why = reason(error, path)
-    rank_zero_warn(
-        f"{path} could not be written ({why}): training goes on, what was saved before is still there, and the next "
-        "save is tried"
-    )
-    return why
+def write_file(checkpoint: dict[str, Any], path: Path, place: int = 0, keep: int = 1) -> None:
+    """Write one plain file; ``place`` and ``keep`` are those of ``put``."""
+    beside = path.with_name(path.name + PART)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with beside.open("wb") as file:
+            torch.save(checkpoint, file)
+        put(beside, path, place, keep)
+    except (OSError, RuntimeError):
+        remove(beside)
+        raise
 
 
-def copy_to_host(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint that the training can no longer change; what two of its tensors share, their copies share."""
+def _written(write: Callable[..., None], checkpoint: Any, path: Path, options: dict[str, Any]) -> str | None:
+    """Why it failed, where it did for the disk."""
+    try:
+        write(checkpoint, path, **options)
+    except (OSError, RuntimeError) as error:
+        if not is_of_disk(error):
+            raise
+        why = reason(error, path)
+        rank_zero_warn(
+            f"{path} could not be written ({why}): training goes on, what was saved before is still there, and the "
+            "next save is tried"
+        )
+        return why
+    return None
+
+
+def copy_to_host(checkpoint: Any) -> Any:
+    """A checkpoint that the training can no longer change; what two of its tensors share, their copies share.
+
+    Of a DTensor the own shard is copied; it says as before which part of the whole that is.
+    """
     copies: dict[Any, Tensor] = {}
 
     def copied(tensor: Tensor) -> Tensor:
-        key = (
-            tensor.untyped_storage().data_ptr(),
-            tensor.storage_offset(),
-            tensor.shape,
-            tensor.stride(),
-            tensor.dtype,
-        )
-        if not tensor.numel() or key not in copies:
+        own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        place = own.untyped_storage().data_ptr(), own.storage_offset(), own.shape, own.stride(), own.dtype
+        key = *place, type(tensor), tensor.shape
+        if not own.numel() or key not in copies:
             copies[key] = tensor.detach().to("cpu", copy=True)
         return copies[key]
 
-    whole: dict[str, Any] = apply_to_collection(checkpoint, Tensor, copied)
-    return whole
+    return apply_to_collection(checkpoint, Tensor, copied)
 
 
 def is_of_disk(error: BaseException) -> bool:

@@ -201,6 +201,7 @@ class MeshStrategy(ParallelStrategy):
         self.cluster_environment.teardown()
         self.precision_plugin.teardown()
         self.accelerator.teardown()
+        self.checkpoint_io.teardown()
 
     # Talking to each other.
 

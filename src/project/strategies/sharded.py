@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ from project.strategies.sharded_checkpoint import (
     save_sharded,
     spread_like,
     spread_optimizer_state,
+    take_apart,
 )
+from project.tracking.arrivals import OWN_GROUP
 
 
 class ShardedStrategy(MeshStrategy):
@@ -133,6 +136,14 @@ class ShardedStrategy(MeshStrategy):
     def _saves_shards(self) -> bool:
         return self.save == "sharded" and self._device_mesh is not None
 
+    @cached_property
+    def _writers(self) -> dist.ProcessGroup:
+        """All ranks once more, on the CPU: what they send to write shards is apart from what the training sends."""
+        assert dist.group.WORLD is not None
+        timeout = dist.group.WORLD._get_backend(self.root_device).options._timeout  # which a new group does not take
+        group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout, group_desc=OWN_GROUP)
+        return group
+
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The shards; or all, on rank 0 only, where they are saved as one file."""
         self.share_buffers()
@@ -153,15 +164,12 @@ class ShardedStrategy(MeshStrategy):
     ) -> None:
         path = Path(self.broadcast(str(filepath)))  # rank 0's, since every rank writes there
         if self._saves_shards:
-            places = {name: value for name, value in (storage_options or {}).items() if name != "in_background"}
-            error = save_sharded(checkpoint, path, self.global_rank, **places)
-            files = self.checkpoint_io
+            shards, files = take_apart(checkpoint), self.checkpoint_io
+            write = partial(save_sharded, group=self._writers)
             if isinstance(files, CheckpointFiles):
-                files.failure = None
-            if error is not None:
-                if not isinstance(files, CheckpointFiles):
-                    raise error
-                files.failed(path, error)
+                files.save(write, shards, path, storage_options)
+            else:
+                write(shards, path)
             return
         if self.is_global_zero and is_sharded(path):
             self.remove_checkpoint(path)
@@ -170,6 +178,8 @@ class ShardedStrategy(MeshStrategy):
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         path = Path(self.broadcast(str(checkpoint_path)))
         assert self.model is not None
+        if isinstance(self.checkpoint_io, CheckpointFiles):
+            self.checkpoint_io.wait()
         if not is_sharded(path):
             # Mapped, so that a rank reads from the disk no more than its share.
             checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only)

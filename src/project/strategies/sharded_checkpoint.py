@@ -13,6 +13,7 @@ from typing import Any
 
 import lightning as L
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -30,6 +31,7 @@ META = "meta.pt"  # Lightning's name for it
 TRAINING_WEIGHTS = "training_state_dict"
 WEIGHTS = ("state_dict", TRAINING_WEIGHTS)
 Checkpoint = dict[str, Any]
+Shards = tuple[dict[str, Tensor], Checkpoint]  # the tensors of model and optimizers by flat keys, and the rest
 
 
 def is_sharded(path: Path) -> bool:
@@ -37,33 +39,36 @@ def is_sharded(path: Path) -> bool:
     return (path / META).is_file()
 
 
-def save_sharded(checkpoint: Checkpoint, path: Path, rank: int, place: int = 0, keep: int = 1) -> Exception | None:
+def save_sharded(shards: Shards, path: Path, place: int = 0, keep: int = 1, *, group: dist.ProcessGroup) -> None:
     """Write a folder of shards; all ranks call this. What stood at ``path`` stays until the new one is whole.
 
-    ``place`` and ``keep`` are those of ``checkpoint_files.put``. Returns what kept a rank from writing, a full disk and
-    its like, on all ranks; None where all is written.
+    ``place`` and ``keep`` are those of ``checkpoint_files.put``. ``group`` has all ranks and is of the CPU; in a thread
+    beside the training it must be a group that the training does not use.
 
     Raises:
-        UserError: an optimizer nests its state, which can't be taken apart.
+        OSError: a rank could not write, for a full disk and its like; on all ranks.
     """
-    tensors, rest = _take_apart(checkpoint)
+    tensors, rest = shards
+    rank = dist.get_rank(group)
     beside = path.with_name(path.name + PART)
-    error = _first(_attempt(lambda: _make_folder(beside)) if rank == 0 else None)
-    if error is None:
-        try:
-            save(tensors, storage_writer=FileSystemWriter(beside))
-        except CheckpointException as failed:  # raised on all ranks alike
-            error = OSError(str(next(iter(failed.failures.values()))[0]))
-        own = {} if error else {file.name: checksum(file) for file in beside.glob(f"__{rank}_*")}
-        sums: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(sums, own)
-        if rank == 0 and error is None:
-            error = _attempt(lambda: _finish(rest, beside, sums, path, place, keep))
-        error = _first(error)
-    if error is not None and rank == 0:
-        remove(beside)
-    torch.distributed.barrier()
-    return error
+    try:
+        _on_all_ranks(lambda: _make_folder(beside) if rank == 0 else None, group)
+        _save(tensors, beside, group)
+        sums = _on_all_ranks(lambda: {file.name: checksum(file) for file in beside.glob(f"__{rank}_*")}, group)
+        _on_all_ranks(lambda: _finish(rest, beside, sums, path, place, keep) if rank == 0 else None, group)
+    except OSError:
+        if rank == 0:
+            remove(beside)
+        raise
+
+
+def _save(tensors: dict[str, Tensor], folder: Path, group: dist.ProcessGroup) -> None:
+    # No copying ahead: it asks for a CUDA stream, and a thread of its own would open one on the first GPU.
+    writer = FileSystemWriter(folder, per_thread_copy_ahead=0)
+    try:
+        save(tensors, storage_writer=writer, process_group=group)
+    except CheckpointException as failed:  # raised on all ranks alike
+        raise OSError(str(next(iter(failed.failures.values()))[0])) from failed
 
 
 def _make_folder(path: Path) -> None:
@@ -79,22 +84,19 @@ def _finish(rest: Checkpoint, beside: Path, sums: list[dict[str, int]], path: Pa
     put(beside, path, place, keep)
 
 
-def _attempt(action: Callable[[], None]) -> Exception | None:
+def _on_all_ranks(action: Callable[[], Any], group: dist.ProcessGroup) -> list[Any]:
+    """What an action returns on each rank. An error on one is raised on all, so that none waits for it in vain."""
+    error: Exception | None = None
     try:
-        action()
-    except (OSError, RuntimeError) as error:
-        if not is_of_disk(error):
-            raise
-        return error
-    return None
-
-
-def _first(error: Exception | None) -> Exception | None:
-    """The error of rank 0, on all ranks."""
-    told: list[Any] = [None if error is None else OSError(getattr(error, "errno", None), str(error))]
-    torch.distributed.broadcast_object_list(told, src=0)
-    first: Exception | None = told[0]
-    return first
+        own = action()
+    except Exception as raised:
+        error = raised
+        own = OSError(str(raised)) if is_of_disk(raised) else RuntimeError(repr(raised))
+    told: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(told, own, group=group)
+    if error := error or next((one for one in told if isinstance(one, Exception)), None):
+        raise error
+    return told
 
 
 def load_sharded(path: Path, like: Mapping[str, Any], weights_only: bool | None = None) -> Checkpoint:
@@ -197,8 +199,12 @@ def _is_step(key: str) -> bool:
     return key.rpartition(".")[2] == "step"
 
 
-def _take_apart(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], Checkpoint]:
-    """The tensors of model and optimizers by flat keys, and the rest."""
+def take_apart(checkpoint: Checkpoint) -> Shards:
+    """What ``save_sharded`` writes.
+
+    Raises:
+        UserError: an optimizer nests its state, which can't be taken apart.
+    """
     tensors: dict[str, Tensor] = {}
 
     def without_tensors(values: Mapping[Any, Any], prefix: str) -> Checkpoint:
