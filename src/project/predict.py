@@ -20,6 +20,7 @@ def predict(config: dict[str, Any], run: Run) -> Outcome:
     from project.compression.quantization import quantization
     from project.data.sharing import share
     from project.launch.build import build
+    from project.launch.capabilities import unpredicting
     from project.launch.checkpoint import loading
     from project.launch.predictions import PredictionWriter
     from project.launch.rank import cluster_environment
@@ -39,6 +40,8 @@ def predict(config: dict[str, Any], run: Run) -> Outcome:
     with trainer.precision_plugin.module_init_context():
         model = build(config, "model")
 
+    if lacks := unpredicting(model):
+        raise UserError(f"{lacks}: define one of them")
     with loading(config["ckpt_path"]):
         trainer.predict(
             model, datamodule=datamodule, ckpt_path=config["ckpt_path"], return_predictions=False, weights_only=True

@@ -20,6 +20,7 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
 
     from project.data.sharing import share
     from project.launch.build import build, build_all
+    from project.launch.capabilities import untestable
     from project.launch.checkpoint import ConfigInCheckpoint, best_checkpoint, loading
     from project.launch.final_validation import FinalValidation
     from project.launch.full_disk import spare_curves
@@ -79,7 +80,9 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
     consolidate_all(trainer)  # one plain file of each checkpoint that the ranks wrote in parts
     best = best_checkpoint(trainer)
 
-    if config["test"] and not any(callback.pruned for callback in of_search):
+    if (lacks := untestable(model, datamodule)) and config["test"] and run.rank == 0:
+        print(f"Not tested, because {lacks}: define it, or type test=false")
+    if config["test"] and not lacks and not any(callback.pruned for callback in of_search):
         # Without a checkpoint (callbacks=none) the weights in memory are the ones to test.
         trainer.test(
             model, datamodule=datamodule, ckpt_path=best.path if best else None, verbose=False, weights_only=True

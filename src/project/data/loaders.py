@@ -1,10 +1,13 @@
 """Loaders that share a dataset's samples over ranks, by the indices of whole batches."""
 
+import multiprocessing
+import os
 import random
 import signal
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
+from multiprocessing.util import Finalize
 from typing import Any, NamedTuple, Protocol
 
 import lightning as L
@@ -197,6 +200,8 @@ class _Loader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         iterator = super().__iter__()
         self._running = weakref.ref(iterator)
+        if self.num_workers:
+            _end_workers_at_exit(os.getpid())  # a fork starts without what its parent has registered
         return iterator
 
     def lost(self) -> str | None:
@@ -220,6 +225,21 @@ def _start_worker(then: Callable[[int], None] | None, worker: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))  # a second one ends it
     if then is not None:
         then(worker)
+
+
+@cache
+def _end_workers_at_exit(process_id: int) -> None:
+    """Let no worker keep this process from ending, which waits for those whose loader an error still holds on to.
+
+    It sends each SIGTERM first, but a worker takes the first one for one to the whole run.
+    """
+    Finalize(None, _end_workers, exitpriority=0)
+
+
+def _end_workers() -> None:
+    for worker in multiprocessing.active_children():
+        if worker.daemon:
+            worker.kill()
 
 
 class _TrainLoader(_Loader):

@@ -136,7 +136,8 @@ class TabularDataModule(DataModule):
         table = _breast_cancer() if self.path is None else read_table(self.path, self.delimiter)
         for key, names in {"target": [self.target], "drop": self.drop, "categorical": self.categorical}.items():
             lacking = [name for name in names if name not in table]
-            if lacking and (key != "target" or target_needed):
+            # What was left out in training need not be there later.
+            if lacking and (key == "categorical" or target_needed):
                 raise ValueError(
                     f"data.{key}={lacking[0]} is no column of {self.path or 'the table'}, whose columns are "
                     f"{', '.join(table)}: type data.{key}= with one of them"

@@ -47,11 +47,13 @@ class Progress:
         """Done, running, failed, best so far, time remaining."""
         sweep = self._sweep
         rows = list(self._ended.values())
-        parts = [f"{len(rows)} of {sweep.total} done"]
+        done = sum(one.state in ("finished", "pruned", "failed") for one in rows)
+        parts = [f"{done} of {sweep.total} done"]
         for count, what in (
             (self._running, "running"),
             (sum(one.state == "pruned" for one in rows), "pruned"),
-            (sum(one.state in ("failed", "interrupted", "killed") for one in rows), "failed"),
+            (sum(one.state in ("interrupted", "killed") for one in rows), "interrupted"),
+            (sum(one.state == "failed" for one in rows), "failed"),
         ):
             if count:
                 parts.append(f"{count} {what}")

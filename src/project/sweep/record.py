@@ -58,10 +58,12 @@ def read(folder: Path) -> Sweep:
     """
     try:
         plain = json.loads((folder / FILE).read_text())
-    except (OSError, ValueError) as error:
+        jobs = [Job(**{**job, "folder": folder / job["folder"]}) for job in plain.pop("jobs")]
+        return Sweep(folder=folder, jobs=jobs, **plain)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{folder / FILE} is damaged ({error}): begin a new sweep") from error
+    except OSError as error:
         raise UserError(
             f"{folder} is no folder of a sweep, it has no {FILE}: type the folder that the sweep named, as in "
             "outputs/digits_mlp/sweep_<date>_<time>"
         ) from error
-    jobs = [Job(**{**job, "folder": folder / job["folder"]}) for job in plain.pop("jobs")]
-    return Sweep(folder=folder, jobs=jobs, **plain)
