@@ -54,12 +54,12 @@ class TracePlan:
     with_stack: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.active, int) and self.active > MOST_STEPS:
-            raise UserError(f"active={self.active} of a trace can't be: type active= with at most {MOST_STEPS} steps")
         for name, least in (("wait", 0), ("warmup", 0), ("active", 1), ("repeat", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise UserError(f"{name}={value} of a trace can't be: type {name}= with a whole number from {least}")
+        if self.active > MOST_STEPS:
+            raise UserError(f"active={self.active} of a trace can't be: type active= with at most {MOST_STEPS} steps")
         for name in ("record_shapes", "profile_memory", "with_stack"):
             if not isinstance(getattr(self, name), bool):
                 raise UserError(f"{name}={getattr(self, name)} of a trace can't be: type {name}=true or {name}=false")
