@@ -114,15 +114,17 @@ def run_cli(tmp_path: Path, interpreter: WarmInterpreter) -> RunCli:
 
 
 @pytest.fixture
-def slurm(slurm_cluster: Path) -> Path:
+def slurm(slurm_cluster: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A running one-node SLURM that declares 8 CPUs: its configuration file, which ``SLURM_CONF`` names too.
 
     Its node takes jobs: of one that was killed SLURM cleans up for some seconds, and may take the node out for it.
     A requeued job waits two minutes, unless told ``scontrol update JobId=... StartTime=now``.
     """
+    for name in [name for name in os.environ if name.startswith("SLURM_") and name != "SLURM_CONF"]:
+        monkeypatch.delenv(name)  # or srun would look for the job that the tests run in
     end = time.monotonic() + 60
     while (state := _output("sinfo", "--noheader", "--format=%T")) != "idle" or not _takes_jobs():
-        assert time.monotonic() < end, f"SLURM's node is {state}"
+        assert time.monotonic() < end, f"SLURM's node is {state}, and takes no job"
         if state.startswith(("drain", "down")):
             node = _output("sinfo", "--noheader", "--format=%N")
             subprocess.run(["scontrol", "update", f"nodename={node}", "state=resume"], check=False)
@@ -153,8 +155,6 @@ def slurm_cluster() -> Iterator[Path]:
         assert start.returncode == 0, "SLURM did not start; what slurm.sh said is above"
         folder = Path(os.environ.get("SLURM_TEST_DIR", "/run/project-slurm"))
         with pytest.MonkeyPatch.context() as patch:
-            for name in [name for name in os.environ if name.startswith("SLURM_")]:
-                patch.delenv(name)  # or srun would look for the job that the tests run in
             patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
             yield folder / "slurm.conf"
     finally:

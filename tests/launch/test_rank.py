@@ -201,7 +201,8 @@ def test_lightning_is_told_who_started_the_ranks(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    found = rank.cluster_environment()
+    with rank.environment_restored():  # SLURM_NTASKS_PER_NODE would be read by the next srun
+        found = rank.cluster_environment()
     assert type(found).__name__ == kind
     # Lightning's own handler would put the job into the queue again and train on.
     assert getattr(found, "auto_requeue", False) is False
