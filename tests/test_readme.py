@@ -103,6 +103,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Path:
 def kit(run: Run, run_cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Kit:
     monkeypatch.syspath_prepend(folder)
     monkeypatch.chdir(folder)
+    monkeypatch.setenv("WANDB_MODE", "offline")  # there is no account
     return Kit(run, run_cli, folder)
 
 
@@ -131,6 +132,8 @@ def trains(kit: Kit, shown: Shown) -> None:
     elif any(text.endswith("best.yaml") for text in arguments):
         kit.cli(["python", "-m", "project.runs", "report", "outputs/mlp/sweep"])
         kit.cli(shown.words, *SHORT)
+    elif can_run(arguments) and "wandb" in shown.text:
+        kit.cli(shown.words, *SHORT)  # its service lives as long as the process that started it
     elif can_run(arguments):
         assert kit.run(*arguments, *SHORT)[1]
     else:

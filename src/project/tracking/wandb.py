@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
+from project.errors import UserError
 from project.tracking.kept import keep, kept, title
 
 if TYPE_CHECKING:
@@ -32,7 +33,20 @@ class WandbRun(WandbLogger):
 
     @rank_zero_only
     def start_run(self, config: dict[str, Any], environment: dict[str, Any], hparams: dict[str, Any]) -> None:
-        """Log what is known before the first step; all of the config, since columns are picked there."""
+        """Log what is known before the first step; all of the config, since columns are picked there.
+
+        Raises:
+            UserError: there is no account to log to, or the service can't be reached.
+        """
+        import wandb
+
+        try:
+            _ = self.experiment
+        except wandb.errors.Error as error:
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"logger=wandb can't begin ({reason}): type wandb login, or WANDB_MODE=offline before the command"
+            ) from error
         self.experiment.config.update(config | {"environment": environment}, allow_val_change=True)
         keep(self._run_dir, "wandb", id=self.experiment.id)
 
