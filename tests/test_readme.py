@@ -143,7 +143,14 @@ def trains(kit: Kit, shown: Shown) -> None:
 def can_run(arguments: list[str]) -> bool:
     """Whether a training needs nothing that this machine may lack: GPUs, packages of extras, downloads."""
     text = " ".join(arguments)
-    needs = {"finetune": "torchvision", "timm": "timm", "wandb": "wandb", "mlflow": "mlflow", "parquet": "pyarrow"}
+    needs = {
+        "finetune": "torchvision",
+        "timm": "timm",
+        "wandb": "wandb",
+        "mlflow": "mlflow",
+        "parquet": "pyarrow",
+        "quantize": "torchao",
+    }
     missing = [word for word, package in needs.items() if importlib.util.find_spec(package) is None and word in text]
     return not missing and not re.search(r"deepspeed|mnist|cifar|finetune|=(-1|8|auto|cuda)$|bf16", text)
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from project.compression.quantization import KINDS, Quantization, quantization, quantize
+from project.compression import KINDS
+from project.compression.quantization import Quantization, quantization, quantize
 from project.errors import UserError
 
 

@@ -210,7 +210,9 @@ def test_a_slug_is_fit_for_a_folders_name(text: str, expected: str) -> None:
     assert "/" not in slug(text)
 
 
-@pytest.mark.parametrize("argument", ["callbacks=null", "logger=0", "+logger=[0,1]", "model/net=true"])
+@pytest.mark.parametrize(
+    "argument", ["callbacks=null", "logger=0", "+logger=[0,1]", "logger=[csv,nothing]", "model/net=true"]
+)
 def test_group_that_gets_no_name_is_told_with_its_choices(argument: str) -> None:
     group = argument.lstrip("+").partition("=")[0]
     with pytest.raises(UserError, match=rf"names no choice, there are .*: type {group}="):

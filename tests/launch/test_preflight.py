@@ -22,6 +22,13 @@ VALUES: dict[str, tuple[list[str], list[str]]] = {
     "monitor": (["val/loss", "null"], ["3", "[a]"]),
     "test": (["true", "false"], ["1", "null", "x"]),
     "format": (["csv", "parquet"], ["json", "null"]),
+    "quantize": (["int8_dynamic", "null"], ["int5", "8", "[int8_dynamic]"]),
+    "callbacks.quantize.kind": (["int8_weight_only"], ["int5", "null"]),
+    "callbacks.pruning.amount": (["0.5"], ["0", "1", "2", "abc", "null"]),
+    "callbacks.pruning.begin": (["0", "0.5", "1"], ["-0.1", "2", "abc"]),
+    "callbacks.pruning.end": (["0.5", "1"], ["0", "2", "abc"]),
+    "callbacks.pruning.rounds": (["1", "10"], ["0", "1.5", "abc"]),
+    "model.channels_last": (["true", "false"], ["maybe", "1", "null"]),
     "data.batch_size": (["1", "64"], ["0", "-1", "64.0", "true", "null", "x"]),
     "data.num_workers": (["0", "4"], ["-1", "1.5", "null"]),
     "optimizer.lr": (["0", "0.1", "1e-3"], ["-0.1", "nan", "x", "null"]),
@@ -77,7 +84,8 @@ def base(compose: Compose) -> dict[str, Any]:
         "budget_s=1", "min_gain=0.1", "allow_inexact=false",
     )  # fmt: skip
     added = (f"+benchmark.{key}" for key in of_others)
-    return plain(compose("+format=csv", "+split=test", "+benchmark=strategies", *added))
+    compression = ("callbacks=pruning", "+callbacks.quantize.kind=int8_dynamic", "+quantize=null")
+    return plain(compose("+format=csv", "+split=test", "+benchmark=strategies", *compression, *added))
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,12 @@
 """Grids: every combination, whatever becomes of one."""
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.plugins import Plugins
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 
@@ -144,10 +146,10 @@ def test_folder_of_another_sweep_is_refused(run_sweep: RunSweep) -> None:
         run_sweep(lambda config: 1.0, "seed=1,2", f"hydra.sweep.dir={sweep.folder}")
 
 
-def test_launcher_that_is_not_installed_is_told(run_sweep: RunSweep) -> None:
-    import importlib.util
-
-    if importlib.util.find_spec("hydra_plugins.hydra_ray_launcher"):
-        pytest.skip("the Ray launcher is installed")
+def test_launcher_that_is_not_installed_is_told(run_sweep: RunSweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    missing = "hydra_plugins.hydra_ray_launcher"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == missing else find_spec(name))
+    monkeypatch.delitem(Plugins.instance().class_name_to_class, "hydra_plugins.own.RayLauncher", raising=False)
     with pytest.raises(UserError, match=r'hydra/launcher=ray needs .*pip install "project\[ray\]"'):
         run_sweep(lambda config: 1.0, "seed=1,2", "hydra/launcher=ray")

@@ -15,7 +15,7 @@ from project.benchmarking.compare import Spread
 from project.benchmarking.measure import Contender, MeasurementError, measure
 from project.benchmarking.report import Results
 from project.benchmarking.setup import typed_for_training
-from project.compression.quantization import KINDS
+from project.compression import KINDS
 from project.errors import UserError
 from project.launch.run import Run
 

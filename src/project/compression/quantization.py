@@ -12,10 +12,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
+from project.compression import KINDS
 from project.compression.pruning import check_weights_are_whole
 from project.errors import UserError
-
-KINDS = ("int8_dynamic", "int8_weight_only")
 
 
 class Quantization(Callback):

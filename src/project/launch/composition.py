@@ -79,19 +79,20 @@ def check_choices(arguments: list[str]) -> None:
     """Check that each config group that is typed gets the name of a file, which Hydra takes for granted.
 
     Raises:
-        UserError: it gets a number, or nothing.
+        UserError: it gets a number, nothing, or a list with a name that is none.
     """
     for argument in arguments[1:]:
         group = argument.lstrip("+").partition("=")[0]
         if "=" not in argument or not re.fullmatch(r"\w[\w/]*", group) or not (config_folder() / group).is_dir():
             continue
         override = OverridesParser.create().parse_override(argument)
-        value = None if override.is_sweep_override() else override.value()
-        if override.is_sweep_override() or all(
-            isinstance(v, str) for v in (value if isinstance(value, list) else [value])
-        ):
+        if override.is_sweep_override():
             continue
         choices = sorted(path.stem for path in (config_folder() / group).glob("*.yaml"))
+        value = override.value()
+        # Of a single name that is none, Hydra tells.
+        if all(v in choices for v in value) if isinstance(value, list) else isinstance(value, str):
+            continue
         advice = "none" if "none" in choices else choices[0] if choices else "NAME"
         raise UserError(f"{argument} names no choice, there are {', '.join(choices)}: type {group}={advice}")
 

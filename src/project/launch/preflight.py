@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from project.compression import KINDS
 from project.errors import UserError, nearest
 from project.launch.build import accepted_arguments, locate
 from project.strategies.pipeline_layout import PipelineLayout
@@ -59,6 +60,13 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("monitor", lambda v: v is None or isinstance(v, str), "the name of a logged metric, or null"),
     ("test", _flag, "true or false"),
     ("format", lambda v: v in ("csv", "parquet"), "csv or parquet"),
+    ("quantize", lambda v: v is None or v in KINDS, f"{' or '.join(KINDS)}, or null"),
+    ("callbacks.quantize.kind", lambda v: v in KINDS, " or ".join(KINDS)),
+    ("callbacks.pruning.amount", lambda v: _positive()(v) and v < 1, "a share between 0 and 1, as 0.5"),
+    ("callbacks.pruning.begin", lambda v: _positive(0)(v) and v <= 1, "a share from 0 to 1"),
+    ("callbacks.pruning.end", lambda v: _positive()(v) and v <= 1, "a share above 0, up to 1"),
+    ("callbacks.pruning.rounds", _whole(1), "a whole number from 1"),
+    ("model.channels_last", _flag, "true or false"),
     ("data.batch_size", _whole(1), "a whole number from 1"),
     ("data.num_workers", _whole(0), "a whole number from 0"),
     ("optimizer.lr", _positive(0), "a number from 0"),
@@ -110,7 +118,11 @@ PRECISIONS = (
 
 
 # Packages that classes of this one need, and that only an extra installs.
-NEEDS = {"project.tracking.wandb.WandbRun": "wandb", "project.tracking.mlflow.on_rank_zero": "mlflow"}
+NEEDS = {
+    "project.tracking.wandb.WandbRun": "wandb",
+    "project.tracking.mlflow.on_rank_zero": "mlflow",
+    "project.compression.quantization.Quantization": "torchao",
+}
 
 # What every command reads of the config; `~trainer.devices` would take it out.
 REQUIRED = (

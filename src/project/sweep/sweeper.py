@@ -195,6 +195,8 @@ class GridSweeper(FolderSweeper):
         if not planned:
             print(f"All {len(done)} jobs of the sweep are finished.", flush=True)
             return
+        for job, _ in planned:
+            (job.folder / run_state.FILE).unlink(missing_ok=True)  # how it ended before is not how it will
         with Progress(record):
             self.run(record, planned)
 
@@ -241,9 +243,6 @@ def _unfinished(folder: Path) -> Sweep:
     if running := [row for row in rows if row.state == "running"]:
         raise UserError(f"{running[0].folder} is running: wait for its end, or stop it")
     done = {row.number for row in rows if row.state == "finished"}
-    for job in record.jobs:
-        if job.number not in done:
-            (job.folder / run_state.FILE).unlink(missing_ok=True)  # how it ended before is not how it will
     record.jobs = [job for job in record.jobs if job.number in done]
     return record
 

@@ -34,7 +34,7 @@ class TracePlan:
         ranks: Global ranks, or ``all``.
         wait: Steps before, also between two traces.
         warmup: Steps that are traced and dropped, since the profiler's first ones are slow.
-        active: Steps that are recorded, at most 1,000: they are kept in memory, each takes a megabyte or so.
+        active: Steps that are recorded, at most 1,000, since they are kept in memory.
         repeat: How many traces.
         record_shapes: With the shapes of all operations' inputs.
         profile_memory: With what is allocated and freed.
