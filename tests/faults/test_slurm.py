@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from faults.kill_and_resume import OPTIONS, last
@@ -17,6 +18,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 def told(*command: str, folder: Path | None = None) -> str:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def command_lines() -> list[list[str]]:
+    return [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
 
 
 def wait(condition: Callable[[], bool], job: str, log: Path, timeout_s: float = 90) -> None:
@@ -53,6 +58,9 @@ def test_warned_job_is_requeued_and_goes_on_by_itself(slurm: Path, tmp_path: Pat
         saved = last(folder)["global_step"]
         assert 20 <= saved < 150
         wait(lambda: "JobState=PENDING" in told("scontrol", "show", "job", job), job, log)
+        # SLURM waits two minutes before it starts the job again, so that the former start's end, which its step
+        # daemon may still be reporting, can't pass for the new one's. Who shortens that waits for the daemon.
+        wait(lambda: not any(f"[{job}." in " ".join(line) for line in command_lines()), job, log)
         told("scontrol", "update", f"JobId={job}", "StartTime=now")
         wait((folder / "metrics.json").exists, job, log)
         assert f"Going on after step {saved} (last.ckpt)" in (folder / "ranks" / "rank_0.log").read_text()
