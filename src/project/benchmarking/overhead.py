@@ -81,7 +81,7 @@ def compare_overhead(
     if "ranks" in parts:
         groups.append(two_ranks(*sized(step_ms[-1], devices=2), step_ms[-1]))
     if "tracking" in parts:
-        groups += [tracking(*sized(step_ms[-1], devices), step_ms[-1], devices) for devices in (1, 2)]
+        groups += [tracking(*sized(step_ms[-1], devices), step_ms[-1], devices) for devices in (1, 2, 4)]
     if "validation" in parts:
         wide, num_batches = sized(step_ms[-1], measure_what="validate")
         short = training_config(config, batch_size, steps=1, val_batches=num_batches)
