@@ -25,8 +25,8 @@ CLUSTER_VARIABLES = re.compile(
     r"(RANK|WORLD_SIZE|MASTER_.*|LOCAL_.*|GROUP_.*|ROLE_.*|NODE_RANK|TORCHELASTIC_.*|SLURM_.*|PL_.*|HYDRA_FULL_ERROR)$"
 )
 
-# As the commands set it, before torch is imported: of two ranks on two cores, threads that spin keep the other waiting.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Before torch is imported: the nets of tests are so small that a second thread only keeps the first one waiting.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # torch.compile in the test process would start a pool of compilers that lives as long as the session.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
@@ -148,17 +148,21 @@ def slurm_cluster() -> Iterator[Path]:
         pytest.skip("SLURM's daemons need root")
     if not (shutil.which("slurmctld") and shutil.which("munged")):
         pytest.skip("SLURM is not installed (Debian packages slurm-wlm and munge)")
-    subprocess.run([SLURM_SCRIPT, "stop"], check=True)  # of a session that was killed
-    # To files, not pipes: the daemons inherit them.
-    start = subprocess.run([SLURM_SCRIPT, "start", "8"], stdin=subprocess.DEVNULL, check=False)
-    try:
-        assert start.returncode == 0, "SLURM did not start; what slurm.sh said is above"
-        folder = Path(os.environ.get("SLURM_TEST_DIR", "/run/project-slurm"))
-        with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
+        # Each of several pytest workers has a cluster of its own.
+        worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        folder = Path(f"/run/project-slurm-{worker}")
+        patch.setenv("SLURM_TEST_DIR", str(folder))
+        patch.setenv("SLURM_TEST_PORT", str(16817 + 2 * worker))
+        subprocess.run([SLURM_SCRIPT, "stop"], check=True)  # of a session that was killed
+        # To files, not pipes: the daemons inherit them.
+        start = subprocess.run([SLURM_SCRIPT, "start", "8"], stdin=subprocess.DEVNULL, check=False)
+        try:
+            assert start.returncode == 0, "SLURM did not start; what slurm.sh said is above"
             patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
             yield folder / "slurm.conf"
-    finally:
-        subprocess.run([SLURM_SCRIPT, "stop"], check=True)
+        finally:
+            subprocess.run([SLURM_SCRIPT, "stop"], check=True)
 
 
 def _children() -> set[psutil.Process]:

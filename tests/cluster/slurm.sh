@@ -4,13 +4,15 @@
 #   tests/cluster/slurm.sh start [CPUS]    CPUS are declared, not counted (default 8): srun -n 4 works on 2 cores
 #   tests/cluster/slurm.sh stop
 #
-# All its files (keys, sockets, configs, logs, process ids) lie in one folder, and its ports are not SLURM's
-# usual ones, so neither /etc nor a cluster that this machine belongs to is touched. Clients find it by
+# All its files (keys, sockets, configs, logs, process ids) lie in one folder, SLURM_TEST_DIR, and its two ports, from
+# SLURM_TEST_PORT on, are not SLURM's usual ones, so neither /etc nor a cluster that this machine belongs to is
+# touched, and several can stand side by side. Clients find it by
 #   export SLURM_CONF=/run/project-slurm/slurm.conf
 # There is no accounting database: sacct answers with an error.
 set -euo pipefail
 
 state=${SLURM_TEST_DIR:-/run/project-slurm}
+port=${SLURM_TEST_PORT:-16817}
 export SLURM_CONF=$state/slurm.conf
 daemons=(slurmd slurmctld munged) # in the order in which they stop
 
@@ -64,8 +66,8 @@ start() {
   cat >"$SLURM_CONF" <<CONF
 ClusterName=project
 SlurmctldHost=$host(127.0.0.1)
-SlurmctldPort=16817
-SlurmdPort=16818
+SlurmctldPort=$port
+SlurmdPort=$((port + 1))
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
