@@ -147,6 +147,7 @@ def test_digests_of_the_true_files_are_whole_and_their_addresses_lead_over_tls()
         gzip.compress(b"\0\0\x08"),
         gzip.compress(b"\0\0\x08\x01\0\0\0\x04abcd")[:-9],
     ],
+    ids=["no gzip", "too few values", "floats", "half a header", "cut off"],
 )
 def test_what_is_no_whole_idx_file_is_told(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.gz"
