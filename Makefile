@@ -1,5 +1,5 @@
 # make train    set up .venv and train the default experiment    make train ARGS='trainer.devices=2'
-# make test     set up .venv and run the tests                   make test ARGS='-k ddp'
+# make test     set up .venv and run the tests                   make test ARGS='-k ddp' WORKERS=0
 # make fast     the tests without the slow ones
 # make check    lint, format, spelling, types
 # make clean    remove caches and builds (neither .venv nor outputs)
@@ -13,9 +13,12 @@ TORCH_INDEX ?=
 # Further arguments of every pip install, e.g. PIP_ARGS='--proxy ...'.
 PIP_ARGS    ?=
 ARGS        ?=
+# Tests that run at once, each file as a whole by one of so many processes; 0: one after another in this one.
+WORKERS     ?= 3
 
 PY    := $(VENV)/bin/python
 PIP    = $(PY) -m pip install --quiet $(PIP_ARGS)
+PYTEST = $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 STAMP := $(VENV)/.installed
 
 .PHONY: train test fast check clean
@@ -25,10 +28,10 @@ train: $(STAMP)
 	$(PY) -m project.train $(ARGS)
 
 test: $(STAMP)
-	$(PY) -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 fast: $(STAMP)
-	$(PY) -m pytest -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 check: $(STAMP)
 	$(PY) -m ruff check

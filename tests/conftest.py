@@ -1,6 +1,7 @@
 """What tests share: the commands run as a user runs them, a real SLURM, and no process left behind."""
 
 import contextlib
+import fcntl
 import itertools
 import os
 import re
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from typing import IO
 
 import psutil
 import pytest
@@ -35,11 +37,45 @@ RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 Run = Callable[..., tuple[Path, dict[str, float]]]
 
 
+# Each takes a worker a minute or more: the first to begin, so that none is left alone at the end.
+LONG = (
+    "test_launchers", "test_combinations", "test_benchmark", "test_notebooks", "test_train", "test_resume",
+    "test_equivalence", "test_sharded", "test_faults", "test_numbers_across_ranks", "test_two_hosts", "test_slurm",
+    "test_rename", "test_pipeline", "test_stopping", "test_weight_averaging",
+)  # fmt: skip
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """``-m "not slurm"`` leaves out all tests that use the fixture, marked or not."""
     for item in items:
         if "slurm" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slurm)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        rank = {name: number for number, name in enumerate(LONG)}
+        items.sort(key=lambda item: rank.get(item.path.stem, len(LONG)))
+
+
+room: list[IO[str]] = []  # the lock that this worker holds, if any
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of the clock that ends a test
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Tests marked ``alone`` have the machine for themselves: other workers end theirs, and wait."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    is_alone = item.get_closest_marker("alone") is not None
+    if not room:
+        # Any two files can be locked, as these: nothing has to be made and removed. Through the gate one by one, or
+        # those who share the room would never leave it empty.
+        with Path(__file__).open() as gate:
+            fcntl.flock(gate, fcntl.LOCK_EX)
+            room.append(SLURM_SCRIPT.open())
+            fcntl.flock(room[0], fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH)
+    try:
+        return (yield)
+    finally:
+        if not (is_alone and nextitem is not None and nextitem.get_closest_marker("alone")):
+            room.pop().close()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

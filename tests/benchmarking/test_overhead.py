@@ -39,7 +39,7 @@ def groups(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *parts: str)
         ("tiny", ["hand-written", "bare Lightning", "popular pattern", "hand-written"]),
         ("steps", ["hand-written, steps of 5 ms", "hand-written, steps of 20 ms"]),
         ("ranks", ["hand-written, 2 ranks"]),
-        ("tracking", ["no tracking, 1 rank", "no tracking, 2 ranks"]),
+        ("tracking", ["no tracking, 1 rank", "no tracking, 2 ranks", "no tracking, 4 ranks"]),
         ("validation", ["inference loop"]),
         ("epoch", ["popular pipeline"]),
         ("start", ["Lightning's launcher, 4 ranks"]),
@@ -57,7 +57,7 @@ def test_part_has_its_rows(
 
 def test_every_part_that_preflight_lets_through_is_one(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     assert config["benchmark"]["parts"] == list(BENCHMARK_PARTS)
-    assert len(groups(config, monkeypatch, *BENCHMARK_PARTS)) == 10
+    assert len(groups(config, monkeypatch, *BENCHMARK_PARTS)) == 11
 
 
 def test_both_sides_of_tracking_differ_in_the_tracker_alone(
