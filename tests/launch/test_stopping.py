@@ -37,6 +37,7 @@ def test_signal_during_training_waits_for_the_end_of_a_step() -> None:
         send(signal.SIGTERM)
         assert agreement.asked() == signal.SIGUSR1  # the first one says why
     assert not REQUEST.deferred
+    assert not REQUEST.signum
 
 
 @pytest.mark.parametrize("insistent", [True, False])

@@ -65,13 +65,13 @@ def listening(insistent: bool = False) -> Iterator[None]:
         yield  # only the main thread of a process can listen
         return
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    REQUEST.signum, REQUEST.deferred, REQUEST.insistent = 0, False, insistent
+    REQUEST.insistent = insistent
     for number in SIGNALS:
         signal.signal(number, REQUEST)
     try:
         yield
     finally:
-        REQUEST.deferred = False
+        REQUEST.signum, REQUEST.deferred = 0, False  # a later training of this process was asked nothing
         for number, handler in before.items():
             signal.signal(number, handler)
 
