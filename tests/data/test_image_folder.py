@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from pictures import COLOURS, folder_of_pictures, picture
-from project.data import ImageFolder
+from project.data import ImageFolder, image_folder
 from project.data.image_folder import decode
 from project.data.loaders import SampleError
 from project.errors import sentence
@@ -241,3 +241,29 @@ def test_a_class_without_pictures_is_told(tmp_path: Path) -> None:
 def test_impossible_arguments_are_refused(tmp_path: Path, arguments: dict[str, Any], advice: str) -> None:
     with pytest.raises(ValueError, match=advice):
         module(tmp_path, **arguments)
+
+
+def test_what_is_drawn_beside_given_splits_is_told(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(image_folder, "rank_zero_warn", told.append)
+    shutil.copytree(pictures, tmp_path / "train")
+    shutil.copytree(pictures / "red", tmp_path / "val" / "red")
+    datamodule = loaded(tmp_path)
+    assert any(f"{tmp_path} has no folder test: 9 pictures of train are kept for it" in line for line in told)
+    assert "No picture for val of the classes blue, green" in told
+    files = datamodule.sample_columns([8, 0])["file"]
+    assert files == [paths(datamodule, "test")[place].rpartition(" ")[0] for place in (8, 0)]
+    told.clear()
+    loaded(pictures)
+    assert told == []
+
+
+def test_facts_refuse_what_no_run_could_use(pictures: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"data.val_fraction=0 leaves no picture .* type data.val_fraction=0.15"):
+        module(pictures, val_fraction=0).facts()
+    shutil.copytree(pictures, tmp_path / "own")
+    (tmp_path / "own" / "yellow").mkdir()
+    with pytest.raises(ValueError, match="yellow holds no picture"):
+        module(tmp_path / "own").facts()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from project.data import TabularDataModule
+from project.data import TabularDataModule, tabular
 from project.data.tables import read_table
 
 CITIES = ["Oslo", "Lima", "Pune"]
@@ -254,3 +254,57 @@ def test_rows_that_do_not_fit_the_training_rows_are_told(tmp_path: Path) -> None
 def test_impossible_arguments_are_refused(arguments: dict[str, Any], advice: str) -> None:
     with pytest.raises(ValueError, match=advice):
         TabularDataModule(**arguments)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(tabular, "rank_zero_warn", lines.append)
+    return lines
+
+
+def test_what_changes_the_features_is_told(tmp_path: Path, told: list[str]) -> None:
+    rows = [[0.1, "", number, CITIES[number % 3], number % 2] for number in range(40)]
+    path = write_csv(tmp_path / "x.csv", ["same", "none", "a", "b", "t"], rows)
+    held_out = int(tensors(loaded(path, target="t"), "test")["features"].shape[0])
+    assert told == ["Left out, because they are the same in all training rows: same, none"]
+    facts = module(path, target="t").facts()
+    assert [column["name"] for column in facts["columns"]] == ["a", "b"]
+    assert held_out == 6
+    told.clear()
+    rows[loaded(path, target="t")._rows["test"][0] - 1][3] = "Rome"
+    rows[0][4] = ""
+    told.clear()
+    changed = write_csv(tmp_path / "y.csv", ["same", "none", "a", "b", "t"], rows)
+    loaded(changed, stage="predict", target="t", **facts)
+    assert told == [
+        "Column b: 1 rows outside of training hold names that have no feature, as Rome, and get 0 in all of that column"
+    ]
+    told.clear()
+    loaded(changed, target="t", **facts)
+    assert "Left out: 1 of 40 rows, which have no t" in told
+
+
+def test_a_class_without_a_training_row_is_told(tmp_path: Path, told: list[str]) -> None:
+    rows = [[number, number % 2] for number in range(40)]
+    path = write_csv(tmp_path / "x.csv", ["a", "t"], rows)
+    rows[loaded(path, target="t")._rows["test"][0] - 1][1] = 2
+    loaded(write_csv(path, ["a", "t"], rows), target="t")
+    assert told == ["Classes without a training row, which can't be learned: 2"]
+
+
+def test_predicted_samples_have_their_rows_of_the_file(tmp_path: Path) -> None:
+    rows = [[number, number % 2 if number != 3 else ""] for number in range(40)]
+    datamodule = loaded(write_csv(tmp_path / "x.csv", ["a", "t"], rows), target="t")
+    (column,) = datamodule.facts()["columns"]
+    numbers = tensors(datamodule, "test")["features"][:, 0] * column["std"] + column["mean"]
+    of_file = datamodule.sample_columns(list(range(len(numbers))))["row"]
+    assert [number + 1 for number in numbers.round().int().tolist()] == of_file
+
+
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+def test_another_delimiter_is_named(tmp_path: Path, mark: str) -> None:
+    path = write_csv(tmp_path / "x.csv", ["a", "t"], [[1, 2]], delimiter=mark)
+    with pytest.raises(ValueError, match="has one column, .*: type 'data.delimiter="):
+        read_table(path)
+    assert list(read_table(path, mark)) == ["a", "t"]

@@ -117,6 +117,7 @@ def test_what_is_typed_wins_over_the_experiment(compose: Compose) -> None:
     ("override", "text"),
     [
         ("optimizer.lrr=1", "optimizer.lrr is not in the config: did you mean optimizer.lr?"),
+        ("model.lr=0.1", "model.lr is not in the config: did you mean optimizer.lr?"),
         ("lr=1", "lr is not in the config: did you mean optimizer.lr?"),
         ("max_epoch=8", "max_epoch is not in the config: did you mean trainer.max_epochs?"),
         ("optimiser=sgd", "optimiser is not in the config: did you mean optimizer?"),

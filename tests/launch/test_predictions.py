@@ -181,3 +181,23 @@ def test_parquet_without_its_package_is_refused_before_any_prediction(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match=r'type pip install "project\[parquet\]", or format=csv'):
         PredictionWriter(tmp_path / "predictions.parquet")
+
+
+def test_labels_get_the_names_of_the_data_modules_classes(tmp_path: Path) -> None:
+    class Data(L.LightningDataModule):
+        classes = ("low", "high")
+
+        def sample_columns(self, indices: list[int]) -> dict[str, list[str]]:
+            return {"file": [f"{index}.png" for index in indices]}
+
+        def predict_dataloader(self) -> Any:
+            data: Any = torch.arange(7.0)
+            return evaluation_loader(data, default_collate, 3, None)
+
+    writer = PredictionWriter(tmp_path / "predictions.csv")
+    trainer = L.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, callbacks=[writer]
+    )
+    trainer.predict(Model(lambda x: (x > 3).long()), datamodule=Data(), return_predictions=False)
+    expected = [(str(i), f"{i}.png", str(int(i > 3)), "high" if i > 3 else "low") for i in range(7)]
+    assert [tuple(row.values()) for row in rows(writer.path)] == expected

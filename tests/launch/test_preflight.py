@@ -301,3 +301,13 @@ def test_what_is_typed_for_a_group_that_the_model_does_not_read_is_refused(compo
     preflight.fit_to_targets(untyped, overrides[:1])
     assert "scheduler" not in untyped  # so that it is not shown as a hyperparameter either
     assert "optimizer" in untyped
+
+
+def test_weights_that_are_no_file_are_refused_where_a_training_begins(config: dict[str, Any], tmp_path: Path) -> None:
+    config = deepcopy(config)
+    config["callbacks"]["finetuning"] = {"weights": str(tmp_path / "none.ckpt")}
+    with pytest.raises(UserError, match="none.ckpt is no file: type callbacks.finetuning.weights=published"):
+        preflight.check(config)
+    preflight.check(config | {"resume": "run"})  # which has weights of its own
+    (tmp_path / "none.ckpt").touch()
+    preflight.check(config)

@@ -153,3 +153,10 @@ def test_launcher_that_is_not_installed_is_told(run_sweep: RunSweep, monkeypatch
     monkeypatch.delitem(Plugins.instance().class_name_to_class, "hydra_plugins.own.RayLauncher", raising=False)
     with pytest.raises(UserError, match=r'hydra/launcher=ray needs .*pip install "project\[ray\]"'):
         run_sweep(lambda config: 1.0, "seed=1,2", "hydra/launcher=ray")
+
+
+def test_a_sweep_that_lost_its_record_is_told(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "config.yaml").touch()
+    with pytest.raises(UserError, match=r"holds runs, but no sweep.json, .*: type resume=.*/0 to go on with one run"):
+        go_on_with_sweep(["train", f"resume={tmp_path}"])

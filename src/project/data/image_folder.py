@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
@@ -76,7 +77,21 @@ class ImageFolder(ImageDataModule):
     def facts(self) -> dict[str, Any]:
         """What the net must know of the data, found by looking at the folder: `classes` and `num_classes`."""
         classes = self.classes or self._class_folders()
+        folders = self._split_folders()
+        for split, fraction in self.fractions.items():
+            if split not in folders and not fraction:
+                raise ValueError(
+                    f"data.{split}_fraction=0 leaves no picture of {self.folder} for {split}: add a folder {split}, or "
+                    f"type data.{split}_fraction=0.15"
+                )
+        for name in classes:
+            _check_not_empty(folders["train"] / name)
         return {"classes": classes, "num_classes": len(classes)}
+
+    def sample_columns(self, indices: Sequence[int]) -> dict[str, list[Any]]:
+        """What tells the predicted samples apart: their files, relative to `folder`."""
+        paths = getattr(self, f"{self.predict_split}_set").read.paths
+        return {"file": [Path(path).relative_to(self.folder).as_posix() for path in paths[list(indices)]]}
 
     def setup(self, stage: str | None = None) -> None:
         if self.train_set is None:
@@ -99,8 +114,23 @@ class ImageFolder(ImageDataModule):
                 f"data.num_classes={self.num_classes} but {self.folder} has {len(classes)} classes: "
                 f"type data.num_classes={len(classes)}"
             )
-        for split, listing in self._listings(classes).items():
+        listings = self._listings(classes)
+        self._tell(listings, classes)
+        for split, listing in listings.items():
             setattr(self, f"{split}_set", self._dataset_of(listing, training=split == "train"))
+
+    def _tell(self, listings: dict[str, Listing], classes: Sequence[str]) -> None:
+        """Say which splits are drawn though others have a folder, and which classes a split lacks."""
+        folders = self._split_folders()
+        for split, listing in listings.items():
+            if split not in folders and folders["train"] != self.folder:
+                rank_zero_warn(
+                    f"{self.folder} has no folder {split}: {len(listing)} pictures of {folders['train'].name} are kept "
+                    f"for it (data.{split}_fraction={self.fractions[split]})"
+                )
+            there = {label for _, label in listing}
+            if listing and (lacking := [name for label, name in enumerate(classes) if label not in there]):
+                rank_zero_warn(f"No picture for {split} of the classes {', '.join(lacking)}")
 
     def _listings(self, classes: Sequence[str]) -> dict[str, Listing]:
         """The pictures of each split."""
@@ -213,16 +243,24 @@ def _listing(folder: Path, classes: Sequence[str]) -> Listing:
         )
     listing: Listing = []
     for label, name in enumerate(classes):
+        _check_not_empty(folder / name)
         pictures = _pictures(folder / name)
-        if not pictures and (folder / name).is_dir():
-            raise ValueError(f"{folder / name} holds no picture ({', '.join(SUFFIXES)}): add some, or take it away")
         listing += [(path, label) for path in pictures]
     return listing
 
 
+def _check_not_empty(folder: Path) -> None:
+    if folder.is_dir() and next(_walk(folder), None) is None:
+        raise ValueError(f"{folder} holds no picture ({', '.join(SUFFIXES)}): add some, or take it away")
+
+
 def _pictures(folder: Path) -> list[Path]:
-    found = []
+    return sorted(_walk(folder))
+
+
+def _walk(folder: Path) -> Iterator[Path]:
     for parent, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(parent, name) for name in names if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
-    return sorted(found)
+        yield from (
+            Path(parent, name) for name in names if name.lower().endswith(SUFFIXES) and not name.startswith(".")
+        )

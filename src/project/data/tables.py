@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 # What stands for a value that is not there, whatever the case.
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "?"})
 
+DELIMITERS = ",;\t|"
+
 Cells = NDArray[np.object_]  # (N,) texts; None where the value is missing
 Numbers = NDArray[np.float64]  # (N,) with NaN where the value is missing
 Table = dict[str, Cells | Numbers]
@@ -58,6 +60,13 @@ def _read_csv(path: Path, delimiter: str) -> Table:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = csv.reader(file, delimiter=delimiter)
             header = [name.strip() for name in next(lines, [])]
+            other = _other_delimiter(header, delimiter)
+            if other:
+                typed = r'"\t"' if other == "\t" else f'"{other}"'
+                raise ValueError(
+                    f"data.path={path} has one column, {header[0]!r}, between data.delimiter={delimiter!r}: type "
+                    f"'data.delimiter={typed}'"
+                )
             rows = []
             for row in lines:
                 if len(row) != len(header) and row:
@@ -75,6 +84,15 @@ def _read_csv(path: Path, delimiter: str) -> Table:
             f"data.path={path} has two columns {twice[0] or 'without a name'}: give each a name of its own"
         )
     return {name: _typed(column) for name, column in zip(header, zip(*rows, strict=True), strict=False)}
+
+
+def _other_delimiter(header: Sequence[str], delimiter: str) -> str | None:
+    """What seems to stand between the names of a header that ``delimiter`` leaves in one piece."""
+    if len(header) != 1:
+        return None
+    return max(
+        (mark for mark in DELIMITERS if mark != delimiter and mark in header[0]), key=header[0].count, default=None
+    )
 
 
 def _typed(texts: Sequence[str]) -> Cells | Numbers:
@@ -157,7 +175,8 @@ def describe(table: Mapping[str, Cells | Numbers], categorical: Sequence[str], m
     """How each column of these rows, those that are trained on, becomes features.
 
     A column is one of names if it is among `categorical`, or no value in it is a number. Of its values the
-    `max_categories` most frequent get a feature; a row with another has 0 in all of them.
+    `max_categories` most frequent get a feature; a row with another has 0 in all of them. A column that is the same in
+    all rows is left out: nothing can be learned from it, and there is no scale for another value that comes later.
 
     Raises:
         ValueError: A column has numbers and other values, or so many values that each row has its own.
@@ -167,7 +186,26 @@ def describe(table: Mapping[str, Cells | Numbers], categorical: Sequence[str], m
         if name in categorical or _has_no_number(column)
         else _numbers(name, numbers_of(column, name, _or_names(name)))
         for name, column in table.items()
+        if not is_constant(column)
     ]
+
+
+def is_constant(column: Cells | Numbers) -> bool:
+    """Whether a column has one value in all rows, or none in any."""
+    missing = is_missing(column)
+    return bool(missing.all()) or (not missing.any() and bool((column == column[0]).all()))
+
+
+def unseen(table: Mapping[str, Cells | Numbers], columns: Sequence[Column]) -> dict[str, Cells]:
+    """Of each column of names, the values in these rows that have no feature, if there are any."""
+    found = {}
+    for column in columns:
+        if "values" in column:
+            cells = texts_of(table[column["name"]])
+            without = np.array([(cell or "") not in column["values"] for cell in cells], dtype=np.bool_)
+            if without.any():
+                found[column["name"]] = cells[without]
+    return found
 
 
 def _or_names(name: str) -> str:
@@ -202,8 +240,9 @@ def _names(name: str, column: Cells, max_categories: int) -> Column:
 
 def _numbers(name: str, column: Numbers) -> Column:
     there = column[~np.isnan(column)]
-    mean, std = (float(there.mean()), float(there.std())) if len(there) else (0.0, 0.0)
-    return Column(name=name, mean=mean, std=std or 1.0, missing=len(there) < len(column))
+    # The deviation of equal numbers is not always 0: their mean is rounded.
+    std = float(there.std()) if there.min() < there.max() else 1.0
+    return Column(name=name, mean=float(there.mean()), std=std or 1.0, missing=len(there) < len(column))
 
 
 def encode(table: Mapping[str, Cells | Numbers], columns: Sequence[Column]) -> NDArray[np.float32]:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
-from project.data.datamodule import DataModule, TensorDataset
+from project.data.datamodule import SPLITS, DataModule, TensorDataset
 from project.data.tables import (
     Cells,
     Column,
@@ -18,10 +19,12 @@ from project.data.tables import (
     check_numbers,
     describe,
     encode,
+    is_constant,
     is_missing,
     numbers_of,
     read_table,
     texts_of,
+    unseen,
 )
 
 TASKS = ("classification", "regression")
@@ -100,6 +103,7 @@ class TabularDataModule(DataModule):
         self.max_categories = max_categories
         self.delimiter = delimiter
         self.fractions = {"val": val_fraction, "test": test_fraction}
+        self._rows: dict[str, NDArray[np.int64]] = {}  # of each split, the rows of the file, from 1
         self.known: dict[str, Any] = {
             "columns": None if columns is None else list(columns),
             "classes": None if classes is None else list(classes),
@@ -110,16 +114,29 @@ class TabularDataModule(DataModule):
 
     def facts(self) -> dict[str, Any]:
         """What the net and later rows must know of the training rows: the arguments from `columns` on."""
-        return self._facts(*self._read())
+        table, target, _ = self._read()
+        return self._facts(table, target)
+
+    @property
+    def classes(self) -> list[str] | None:
+        """The target's values, label 0 first; None in regression, and while they are not known."""
+        classes: list[str] | None = self.known["classes"]
+        return classes
+
+    def sample_columns(self, indices: Sequence[int]) -> dict[str, list[Any]]:
+        """What tells the predicted samples apart: their rows in the file, the first below the header being 1."""
+        return {"row": self._rows[self.predict_split][list(indices)].tolist()}
 
     def setup(self, stage: str | None = None) -> None:
         if self.train_set is not None:
             return
-        table, target = self._read(target_needed=stage != "predict")
+        table, target, rows_of_file = self._read(target_needed=stage != "predict")
         found = self.known if self.known["columns"] is not None else self._facts(table, target)
         features = torch.from_numpy(encode(table, found["columns"]))
         if target is None:
             self.train_set = self.val_set = self.test_set = TensorDataset({"features": features})
+            self._rows = dict.fromkeys(SPLITS, rows_of_file)
+            self._tell_unseen(table, found["columns"])
             return
         if self.task == "regression":
             tensors = {"features": features, "target": torch.from_numpy(target.astype(np.float32))}
@@ -128,11 +145,14 @@ class TabularDataModule(DataModule):
                 "features": features,
                 "label": torch.from_numpy(self._labels(texts_of(target), found["classes"])),
             }
-        for split, rows in self._splits(len(features)).items():
+        splits = self._splits(len(features))
+        self._tell(table, target, found, splits)
+        for split, rows in splits.items():
+            self._rows[split] = rows_of_file[rows.numpy()]
             setattr(self, f"{split}_set", TensorDataset({name: tensor[rows] for name, tensor in tensors.items()}))
 
-    def _read(self, target_needed: bool = True) -> tuple[Table, Cells | Numbers | None]:
-        """The columns that features are made of, and the target's; None where it is not there and need not be."""
+    def _read(self, target_needed: bool = True) -> tuple[Table, Cells | Numbers | None, NDArray[np.int64]]:
+        """The columns that features are made of, the target's, None where it is not there and need not be, and rows."""
         table = _breast_cancer() if self.path is None else read_table(self.path, self.delimiter)
         for key, names in {"target": [self.target], "drop": self.drop, "categorical": self.categorical}.items():
             lacking = [name for name in names if name not in table]
@@ -149,13 +169,17 @@ class TabularDataModule(DataModule):
         if self.known["columns"] is None:
             check_numbers(table, self.categorical)  # in all rows, so that a wrong value is told with its row
         if target is None or (not target_needed and bool(is_missing(target).any())):
-            return table, None
+            return table, None, np.arange(1, len(next(iter(table.values()))) + 1)
         there = ~is_missing(target)
+        if not there.all() and self.known["columns"] is not None:
+            rank_zero_warn(f"Left out: {(~there).sum()} of {len(there)} rows, which have no {self.target}")
+        if not there.any():
+            raise ValueError(f"column {self.target} has no value in any row: type another data.target=")
         if self.task == "regression":
             target = numbers_of(target, self.target, "type experiment=tabular_mlp if the column holds classes")
         else:
             target = texts_of(target)
-        return {name: column[there] for name, column in table.items()}, target[there]
+        return {name: column[there] for name, column in table.items()}, target[there], np.flatnonzero(there) + 1
 
     def _facts(self, table: Table, target: Cells | Numbers | None) -> dict[str, Any]:
         assert target is not None
@@ -163,13 +187,40 @@ class TabularDataModule(DataModule):
         columns = describe(
             {name: column[train] for name, column in table.items()}, self.categorical, self.max_categories
         )
+        if not columns:
+            raise ValueError("each column is the same in all training rows: give the table one to predict from")
         num_features = sum(len(column["values"]) if "values" in column else 1 + column["missing"] for column in columns)
         facts = {"columns": [dict(column) for column in columns], "num_features": num_features}
         if self.task == "regression":
+            if is_constant(target):
+                raise ValueError(f"column {self.target} is {target[0]} in all rows: there is nothing to predict")
             scale = [float(target[train].mean()), float(target[train].std()) or 1.0]
             return facts | {"classes": None, "num_outputs": 1, "target_scale": scale}
         classes = self._classes(texts_of(target))
         return facts | {"classes": classes, "num_outputs": len(classes), "target_scale": None}
+
+    def _tell(
+        self, table: Table, target: Cells | Numbers, found: dict[str, Any], splits: dict[str, torch.Tensor]
+    ) -> None:
+        """Say what is left out, and what the training rows lack."""
+        train = splits["train"].numpy()
+        features = {column["name"] for column in found["columns"]}
+        if idle := [name for name in table if name not in features]:
+            rank_zero_warn(f"Left out, because they are the same in all training rows: {', '.join(idle)}")
+        if self.task == "classification":
+            trained = set(texts_of(target)[train].tolist())
+            if lacking := [name for name in found["classes"] if name not in trained]:
+                rank_zero_warn(f"Classes without a training row, which can't be learned: {', '.join(lacking)}")
+        others = np.setdiff1d(np.arange(len(target)), train)
+        self._tell_unseen({name: column[others] for name, column in table.items()}, found["columns"])
+
+    def _tell_unseen(self, table: Table, columns: Sequence[Column]) -> None:
+        for name, values in unseen(table, columns).items():
+            what = f"{values[0]}" if values[0] is not None else "no value"
+            rank_zero_warn(
+                f"Column {name}: {len(values)} rows outside of training hold names that have no feature, as {what}, "
+                "and get 0 in all of that column"
+            )
 
     def _classes(self, target: Cells) -> list[str]:
         classes = sorted(set(target.tolist()), key=_numbers_by_value)

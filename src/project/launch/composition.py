@@ -187,7 +187,14 @@ def where_to_add(key: str) -> str:
 
 
 def key_hint(key: str, known: list[str]) -> str:
-    """``": did you mean X?"`` with the nearest of all keys: first by the whole path, then by the last part alone."""
+    """``": did you mean X?"`` with the nearest of all keys: first by the whole path, then by the last part alone.
+
+    A key of the same name elsewhere is meant rather than one that only looks like it.
+    """
+    last_part = key.rpartition(".")[2]
+    elsewhere = [name for name in known if name.rpartition(".")[2] == last_part]
+    if "." in key and len(elsewhere) == 1:
+        return f": did you mean {elsewhere[0]}?"
     hint = did_you_mean(key, known)
     if not hint:
         by_last = {name.rpartition(".")[2]: name for name in reversed(known)}

@@ -61,9 +61,11 @@ class PredictionWriter(BasePredictionWriter):
         sampler = getattr(trainer.predict_dataloaders, "sampler", None)
         if isinstance(sampler, EvaluationBatches):
             indices = sampler.share(batch_idx).tolist()
+            columns = _of_samples(trainer, indices) | columns
         else:  # a loader that only one rank reads, in the order of its data
             indices = list(range(self._next_index, self._next_index + length))
             self._next_index += length
+        columns |= _class_names(trainer, columns)
         if self._rows is None:
             assert self._part is not None
             self._rows = csv.DictWriter(self._part, ["index", *columns])
@@ -89,6 +91,21 @@ class PredictionWriter(BasePredictionWriter):
 
     def _part_path(self, rank: int) -> Path:
         return self.path.with_name(f"{self.path.name}.rank_{rank}")
+
+
+def _of_samples(trainer: L.Trainer, indices: list[int]) -> dict[str, list[Any]]:
+    """What the data module says of these samples by its method ``sample_columns``, such as their files."""
+    describe = getattr(getattr(trainer, "datamodule", None), "sample_columns", None)
+    return describe(indices) if describe is not None else {}
+
+
+def _class_names(trainer: L.Trainer, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """A column ``class`` where predictions are labels of the data module's ``classes``."""
+    classes = getattr(getattr(trainer, "datamodule", None), "classes", None)
+    labels = columns.get("prediction", [])
+    if not classes or "class" in columns or not all(type(x) is int and 0 <= x < len(classes) for x in labels):
+        return {}
+    return {"class": [classes[label] for label in labels]} if labels else {}
 
 
 def _columns(prediction: Any, model: str) -> dict[str, list[Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from project.compression import KINDS
@@ -161,6 +162,14 @@ def check(config: Config) -> None:
     if no_end and not trainer.get("max_time") and "test" in config:
         raise UserError(
             "trainer.max_epochs=-1 never ends: type trainer.max_steps=N or trainer.max_time=DD:HH:MM:SS too"
+        )
+    weights = _select(config, "callbacks.finetuning.weights")
+    begins = "test" in config and not config.get("resume")  # what goes on has weights of its own
+    is_file = not isinstance(weights, str) or weights == "published" or Path(weights).expanduser().is_file()
+    if begins and not is_file:
+        raise UserError(
+            f"callbacks.finetuning.weights={weights} is no file: type callbacks.finetuning.weights=published, or a "
+            "checkpoint's path"
         )
     for key, target in targets(config):
         check_installed(key, target)

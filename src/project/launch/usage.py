@@ -8,10 +8,11 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from project.examples import split_doc
-from project.launch.composition import config_folder
+from project.launch.composition import config_folder, explain
 from project.launch.from_checkpoint import FROM_RUN, typed_overrides
 
 OWN_FLAGS = {"-h", "--help", "-m", "--multirun"}
@@ -29,11 +30,7 @@ def is_asked_for(arguments: Sequence[str]) -> bool:
 
 def help_text(doc: str | None, config_name: str, arguments: Sequence[str]) -> str:
     """The help of a command that reads ``conf/<config_name>.yaml``, with what else was typed."""
-    from hydra import compose, initialize_config_dir
-
-    overrides = [argument for argument in arguments[1:] if not argument.startswith("-")]
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        config = compose(config_name, overrides, return_hydra_config=True)
+    config, wrong = _composed(config_name, [argument for argument in arguments[1:] if not argument.startswith("-")])
     chosen = dict(config.hydra.runtime.choices) | _several(arguments)
     del config.hydra
     examples, text = split_doc(doc)
@@ -46,8 +43,26 @@ def help_text(doc: str | None, config_name: str, arguments: Sequence[str]) -> st
             "Values of the config, to be typed as KEY=VALUE:",
             OmegaConf.to_yaml(config).rstrip(),
             FLAGS,
+            *([f"Shown without what was typed, which can't be: {wrong}"] if wrong else []),
         )
     )
+
+
+def _composed(config_name: str, overrides: list[str]) -> tuple[DictConfig, str | None]:
+    """The config with what was typed; where that can't be, without it, and why."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    try:
+        parsed = OverridesParser.create().parse_overrides(overrides)
+        # Of several values there is no one config.
+        single = [text for text, override in zip(overrides, parsed, strict=True) if not override.is_sweep_override()]
+        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+            return compose(config_name, single, return_hydra_config=True), None
+    except HydraException as error:
+        wrong = explain(error, config_name)
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        return compose(config_name, return_hydra_config=True), wrong
 
 
 def _several(arguments: Sequence[str]) -> dict[str, str]:

@@ -26,11 +26,17 @@ def go_on_with_sweep(arguments: list[str]) -> None:
     """Where ``resume=`` names the folder of a sweep, replace it by what was typed for that sweep.
 
     Raises:
-        UserError: something else than Hydra's settings, such as the launcher, is typed beside it.
+        UserError: something else than Hydra's settings, such as the launcher, is typed beside it, or the folder of a
+            sweep has no ``sweep.json``.
     """
     named = [argument for argument in arguments[1:] if argument.startswith("resume=")]
     folder = Path(named[-1].partition("=")[2].strip("'\"")) if named else None
     if folder is None or not (folder / FILE).is_file():
+        if folder is not None and not (folder / "config.yaml").exists() and any(folder.glob("*/config.yaml")):
+            raise UserError(
+                f"resume={folder} holds runs, but no {FILE}, without which a sweep can't go on: type "
+                f"resume={next(folder.glob('*/config.yaml')).parent} to go on with one run, or begin a new sweep"
+            )
         return
     rest = [argument for argument in arguments[1:] if argument not in named and argument not in ("-m", "--multirun")]
     for argument in rest:
