@@ -44,7 +44,7 @@ class WarmInterpreter:
     def __init__(self) -> None:
         self._server = subprocess.Popen(
             [sys.executable, WARM_INTERPRETER, *PRELOAD],
-            env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},  # as the commands set it before they import torch
+            env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},  # as commands may set it before they import torch
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

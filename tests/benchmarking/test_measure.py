@@ -1,6 +1,5 @@
 """From the times of steps to what is compared."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -48,11 +47,13 @@ def test_measured_process_gets_its_own_folder_for_all_that_its_config_writes(tmp
 def test_threads_and_waiting_are_the_same_for_all_unless_the_user_chose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = "import json, os; open(r'{report}', 'w').write(json.dumps(os.environ['OMP_NUM_THREADS']))"
+    code = "import json, os; open(r'{report}', 'w').write(json.dumps(dict(os.environ)))"
     contender = Contender("threads", ["-c", code], whole_seconds, threads=3)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    measure(contender, tmp_path / "ours", timeout_s=30)
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GOMP_SPINCOUNT", "300000")  # the command's decision
+    ours = measure(contender, tmp_path / "ours", timeout_s=30).report
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    measure(contender, tmp_path / "theirs", timeout_s=30)
-    given = [json.loads((tmp_path / side / "report.json").read_text()) for side in ("ours", "theirs")]
-    assert given == ["3", "7"]
+    theirs = measure(contender, tmp_path / "theirs", timeout_s=30).report
+    assert [given["OMP_NUM_THREADS"] for given in (ours, theirs)] == ["3", "7"]
+    assert all(given["GOMP_SPINCOUNT"] == "300000" and "OMP_WAIT_POLICY" not in given for given in (ours, theirs))

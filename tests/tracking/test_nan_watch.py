@@ -81,6 +81,15 @@ def test_a_scaler_may_let_losses_overflow() -> None:
     assert first.read() == 2
 
 
+def test_a_loss_of_several_elements_is_looked_at_whole() -> None:
+    """As manual optimization may go backward from."""
+    first = FirstBad(torch.device("cpu"))
+    first.note(1, torch.tensor([1.0, 2.0]))
+    assert first.read() is None
+    first.note(2, torch.tensor([1.0, float("inf")]))
+    assert first.read() == 2
+
+
 class Event:
     passed = False
 

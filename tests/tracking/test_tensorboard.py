@@ -131,3 +131,16 @@ def test_a_failed_run_ends_its_session_as_failed_in_the_same_file(tmp_path: Path
     end = plugin_data(events, metadata.SESSION_END_INFO_TAG).session_end_info
     assert end.status == api_pb2.STATUS_FAILURE
     assert len(list((tmp_path / "tensorboard").iterdir())) == 1
+
+
+def test_values_of_a_step_are_one_record_and_what_is_no_number_is_told(tmp_path: Path) -> None:
+    logger = RunLogger(str(tmp_path))
+    logger.log_metrics({"a": torch.tensor(1.5), "b": 2}, step=3)
+    with pytest.raises(ValueError, match="not supported"):
+        logger.log_metrics({"a": 1.0, "b": "two"}, step=4)
+    logger.experiment.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("b")] == [(3, 2.0)]
+    at_step_3 = [event for event in events.Scalars("a") if event.step == 3]
+    assert [event.value for event in at_step_3] == [1.5]
+    assert at_step_3[0].wall_time == events.Scalars("b")[0].wall_time

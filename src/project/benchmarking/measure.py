@@ -71,9 +71,10 @@ def measure(contender: Contender, folder: Path, timeout_s: float) -> Measured:
         config = _moved(contender.task.config, contender.task.config["paths"]["run_dir"], str(run_dir))
         replace(contender.task, report=str(report), config=config).write(task_file)
         arguments.append(str(task_file))
-    # The same for all: idle threads sleep, and each rank has its share of the cores unless the user said otherwise.
+    # Each rank has its share of the cores unless the user said otherwise. How idle threads wait is the same for all:
+    # the command has decided it (project.launch.cpu).
     threads = {} if contender.threads is None else {"OMP_NUM_THREADS": str(contender.threads)}
-    environment = threads | {"OMP_WAIT_POLICY": "PASSIVE"} | dict(os.environ)
+    environment = threads | dict(os.environ)
     output = folder / "output.log"
     started_s = time.monotonic()
     with output.open("wb") as log:

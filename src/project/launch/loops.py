@@ -10,13 +10,14 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loops.fetchers import _DataFetcher
+from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
 from lightning.pytorch.loops.fit_loop import RestartStage, _FitLoop
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 
 from project.launch.heartbeat import BEAT
+from project.launch.step import AutomaticOptimization, Hooks
 
 STEP_HOOKS = (
     "on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward",
@@ -111,6 +112,11 @@ class EpochLoop(_TrainingEpochLoop):
     """One epoch, or what is left of it."""
 
     _takes_batch_idx: bool | None = None  # of the model's training_step
+    _is_validated: bool | None = None  # the epoch that is under way
+
+    def __init__(self, trainer: L.Trainer, min_steps: int | None = None, max_steps: int = -1) -> None:
+        super().__init__(trainer, min_steps, max_steps)
+        self.automatic_optimization: AutomaticOptimization = AutomaticOptimization(trainer)
 
     def reset(self) -> None:
         if not self.trainer.fit_loop.restarted_mid_epoch:
@@ -118,8 +124,90 @@ class EpochLoop(_TrainingEpochLoop):
 
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:
         super().on_run_start(data_fetcher)
+        self._hooks = Hooks(self.trainer)
+        self.automatic_optimization.prepare(self._hooks)
+        self._is_validated = super()._should_check_val_epoch()
         if self.trainer.fit_loop.restarted_mid_epoch:
             super().on_advance_end(data_fetcher)  # what followed the step after which the run was saved
+
+    def advance(self, data_fetcher: _DataFetcher) -> None:
+        if isinstance(data_fetcher, _DataLoaderIterDataFetcher):  # training_step fetches its batches itself
+            super().advance(data_fetcher)
+            return
+        hooks, progress = self._hooks, self.batch_progress
+        batch, _, _ = next(data_fetcher)
+        batch_idx = progress.current.ready
+        progress.is_last_batch = data_fetcher.done
+        batch = hooks.transferred(batch)
+        progress.increment_ready()
+        self._begin_logging(batch)
+
+        output: Any = None
+        leaves_epoch = False
+        if batch is None:
+            self._warning_cache.warn("train_dataloader yielded None. If this was on purpose, ignore this warning...")
+        else:
+            leaves_epoch = hooks("on_train_batch_start", batch, batch_idx) == -1
+            hooks.of_strategy("on_train_batch_start", batch, batch_idx)
+            if leaves_epoch:
+                progress.increment_by(0, is_last_batch=True)
+            else:
+                progress.increment_started()
+                output = self._optimized(batch, batch_idx)
+        progress.increment_processed()
+
+        self.update_lr_schedulers("step", update_plateau_schedulers=False)
+        if self._num_ready_batches_reached():
+            self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        if leaves_epoch:
+            raise StopIteration
+        hooks("on_train_batch_end", output, batch, batch_idx)
+        self._end_logging()
+
+    def _optimized(self, batch: Any, batch_idx: int) -> Any:
+        """What a step returns."""
+        trainer = self.trainer
+        arguments = self._build_kwargs(OrderedDict(), batch, batch_idx)
+        with trainer.profiler.profile("run_training_batch"):
+            if trainer.lightning_module.automatic_optimization:
+                return self.automatic_optimization.run(trainer.optimizers[0], batch_idx, arguments)
+            return self.manual_optimization.run(arguments)
+
+    def _begin_logging(self, batch: Any) -> None:
+        connector, results = self.trainer._logger_connector, self._results
+        connector._first_loop_iter = connector._first_loop_iter is None
+        results.batch, results.batch_size, results.dataloader_idx = batch, None, None
+
+    def _end_logging(self) -> None:
+        """Lightning collects what was logged in each step, also where nothing was."""
+        connector, results = self.trainer._logger_connector, self._results
+        if results:
+            connector.on_batch_end()
+        results.batch = results.batch_size = None
+        self.batch_progress.increment_completed()
+        if results:
+            connector.update_train_step_metrics()
+
+    def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
+        kind = (interval, update_plateau_schedulers)
+        due = [c for c in self.trainer.lr_scheduler_configs if (c.interval, c.reduce_on_plateau) == kind]
+        if update_plateau_schedulers and due:
+            super().update_lr_schedulers(interval, update_plateau_schedulers)  # which looks for the metric
+            return
+        if not due or not self.trainer.lightning_module.automatic_optimization:
+            return
+        if interval == "step" and self._should_accumulate():
+            return
+        number = 1 + (self.batch_idx if interval == "step" else self.trainer.current_epoch)
+        for config in due:
+            if number % config.frequency == 0:
+                self.scheduler_progress.increment_ready()
+                self._hooks.of_module("lr_scheduler_step", config.scheduler, None)
+                self.scheduler_progress.increment_completed()
+
+    def _should_check_val_epoch(self) -> bool:
+        # Lightning looks for the hooks of validation in each step.
+        return super()._should_check_val_epoch() if self._is_validated is None else self._is_validated
 
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
         # The last step is followed by an end that can't be taken up in its middle, and comes soon.
@@ -149,4 +237,5 @@ class EpochLoop(_TrainingEpochLoop):
 
     def teardown(self) -> None:
         super().teardown()
+        self._is_validated = None
         BEAT.rest()

@@ -68,6 +68,7 @@ class ProgressDisplay(ProgressBar):
         self._paused_s = 0.0
         self._validations_s: list[float] = []
         self._batches, self._samples = 0, 0
+        self._num_replicas = num_model_replicas(trainer)
         if self._is_enabled and sys.stdout.isatty():
             # Without a thread of its own: what the training prints meanwhile goes above the display.
             self._live = Live(console=Console(), auto_refresh=False, transient=True)
@@ -77,7 +78,7 @@ class ProgressDisplay(ProgressBar):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._batches += 1
-        self._samples += batch_length(batch) * num_model_replicas(trainer)
+        self._samples += batch_length(batch) * self._num_replicas
         self._show(trainer, pl_module)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

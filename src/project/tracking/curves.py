@@ -40,8 +40,10 @@ class TrainingCurves(Callback):
         """Samples of all ranks per second of training, validation and checkpoints left out."""
         return self.samples / self.train_s if self.samples else None
 
-    def on_train_start(self, *_: Any) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._sums, self._losses, self._weights = None, [], []
+        sampling = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
+        self._num_replicas: int = sampling.get("num_replicas", 1)
 
     def rank_state(self) -> dict[str, Any]:
         """What this rank has summed up since the last point, for a checkpoint."""
@@ -92,8 +94,7 @@ class TrainingCurves(Callback):
     ) -> None:
         self.first_step_at = self.first_step_at or time.time()
         length = batch_length(batch)
-        replicas = (getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
-        self.samples += length * replicas
+        self.samples += length * self._num_replicas
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, Tensor):
             self._losses.append(loss.detach())
@@ -102,18 +103,23 @@ class TrainingCurves(Callback):
             if len(self._losses) == MOST_LOSSES:
                 self._sum_up()
 
-        accumulating = pl_module.automatic_optimization and trainer.fit_loop._should_accumulate()
-        if _is_logged(trainer) and not accumulating:
-            self._log(trainer)
+        if _is_logged(trainer):
+            accumulating = pl_module.automatic_optimization and trainer.fit_loop._should_accumulate()
+            if not accumulating:
+                self._log(trainer)
 
     def _sum_up(self) -> None:
         if not self._losses:
             return
-        losses = torch.stack(self._losses).reshape(1, -1)
+        device = self._losses[0].device
         # Sums in float32 would depend in their seventh digit on how the samples were shared out.
-        dtype = torch.float32 if losses.device.type == "mps" else torch.float64
-        weights = torch.tensor(self._weights, dtype=dtype, device=losses.device)
-        sums = torch.stack([losses[0].to(dtype) @ weights[:, 0], weights[:, 1].sum()])
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        if device.type == "cpu":  # where operations on ten numbers take longer than reading them
+            total = sum(loss.item() * weight for loss, (weight, _) in zip(self._losses, self._weights, strict=True))
+            sums = torch.tensor([total, sum(number for _, number in self._weights)], dtype=dtype)
+        else:
+            weights = torch.tensor(self._weights, dtype=dtype, device=device)
+            sums = torch.stack([torch.stack(self._losses).flatten().to(dtype) @ weights[:, 0], weights[:, 1].sum()])
         self._sums = sums if self._sums is None else self._sums.to(sums).add_(sums)
         self._losses, self._weights = [], []
 
@@ -163,4 +169,8 @@ def _first_tensor(batch: Any) -> Tensor | None:
     if isinstance(batch, Tensor):
         return batch
     parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
-    return next((found for part in parts if (found := _first_tensor(part)) is not None), None)
+    for part in parts:
+        found = _first_tensor(part)
+        if found is not None:
+            return found
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import lightning as L
@@ -116,11 +117,19 @@ class FirstBad:
         self._unread = 0
 
     def note(self, step: int, loss: Tensor) -> None:
-        bad = loss.detach().isnan() if self._only_nan else ~loss.detach().isfinite()
         if self._on_cuda:
-            self._first = torch.where((self._first < 0) & bad.any(), step, self._first)
-        elif self._step is None and bool(bad.any()):
+            self._first = torch.where((self._first < 0) & self._are_bad(loss).any(), step, self._first)
+        elif self._step is None and self._is_bad(loss):
             self._step = step
+
+    def _are_bad(self, loss: Tensor) -> Tensor:
+        return loss.detach().isnan() if self._only_nan else ~loss.detach().isfinite()
+
+    def _is_bad(self, loss: Tensor) -> bool:
+        if loss.numel() != 1:
+            return bool(self._are_bad(loss).any())
+        value = loss.item()  # the operations above took ten times as long
+        return math.isnan(value) if self._only_nan else not math.isfinite(value)
 
     def read(self, wait: bool = False) -> int | None:
         """The step; None as long as none is known."""

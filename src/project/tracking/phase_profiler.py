@@ -26,6 +26,20 @@ ACTIONS = (
 NOTHING = nullcontext()
 
 
+class _Marked(AbstractContextManager[None]):
+    """An action that is a phase; entered in each step, where a new generator would cost as much as the clocks."""
+
+    def __init__(self, profiler: PhaseProfiler, action_name: str) -> None:
+        self.profiler = profiler
+        self.action_name = action_name
+
+    def __enter__(self) -> None:
+        self.profiler.start(self.action_name)
+
+    def __exit__(self, *_: Any) -> None:
+        self.profiler.stop(self.action_name)
+
+
 class PhaseProfiler(Profiler):
     """Runs the clocks, and passes all on to the profiler that the user chose.
 
@@ -56,6 +70,7 @@ class PhaseProfiler(Profiler):
         self.on_step = on_step
         self.spans: Spans | None = None
         self._phases: dict[str, str | None] = {}
+        self._contexts: dict[str, AbstractContextManager[Any]] = {}
 
     def start(self, action_name: str) -> None:
         phase = self._phase_of(action_name)
@@ -77,9 +92,13 @@ class PhaseProfiler(Profiler):
 
     def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
         # Dozens of times in each step, most for hooks that are no phase of their own.
-        if self._phase_of(action_name) is None:
-            return NOTHING if isinstance(self.inner, PassThroughProfiler) else self.inner.profile(action_name)
-        return super().profile(action_name)
+        context = self._contexts.get(action_name)
+        if context is None:
+            is_phase = self._phase_of(action_name) is not None
+            if not is_phase and not isinstance(self.inner, PassThroughProfiler):
+                return self.inner.profile(action_name)
+            context = self._contexts[action_name] = _Marked(self, action_name) if is_phase else NOTHING
+        return context
 
     def enter(self, phase: str) -> None:
         if self.spans is not None:
