@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hydra.core.override_parser.types import Override
 
 from project.errors import UserError
 from project.launch.composition import config_folder
-from project.launch.cpu import choose_waiting
+from project.launch.cpu import CoresTaken, choose_waiting
 from project.launch.trust import check_targets, signature, trusted_packages
 
 # What a checkpoint's config decides. Devices and strategy are of the machine it is used on, not of the run.
@@ -42,7 +43,10 @@ def compose_from_checkpoint(name: str, arguments: list[str]) -> str:
             f"ckpt_path={path} is no path: type ckpt_path=<run folder>/checkpoints/best.ckpt, one at a time"
         )
 
-    choose_waiting(None)  # torch, which reads the checkpoint, is imported too early to know how busy others are
+    # torch, which reads the checkpoint, is imported so soon that how busy others are has to be waited for.
+    since = CoresTaken.until_now()
+    time.sleep(0.1)
+    choose_waiting(since)
     from project.launch.checkpoint import read_signed_config
 
     stored, signed = read_signed_config(Path(path))
