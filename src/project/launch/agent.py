@@ -42,7 +42,9 @@ PRELOAD = [
     "project.data",
     "project.tracking.tensorboard",
     "project.tracking.tracker",
-]  # What gloo and NCCL say when a rank has waited in vain for others.
+    "project.launch.freeze",
+]
+# What gloo and NCCL say when a rank has waited in vain for others.
 TIMED_OUT = ("Timed out waiting", "Timed out after", "collective operation timeout")
 
 
