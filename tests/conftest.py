@@ -18,7 +18,7 @@ from typing import IO
 import psutil
 import pytest
 
-from interpreters import WarmInterpreter, start_fresh
+from interpreters import WarmInterpreter, is_alive, start_fresh
 
 SLURM_SCRIPT = Path(__file__).parent / "cluster" / "slurm.sh"
 
@@ -207,7 +207,7 @@ def _children() -> set[psutil.Process]:
         getattr(forkserver._forkserver, "_forkserver_pid", None),
         getattr(resource_tracker._resource_tracker, "_pid", None),
     }
-    return {p for p in psutil.Process().children(recursive=True) if p.pid not in helpers and _is_alive(p)}
+    return {p for p in psutil.Process().children(recursive=True) if p.pid not in helpers and is_alive(p)}
 
 
 def _family(session_id: int) -> set[psutil.Process]:
@@ -219,14 +219,7 @@ def _family(session_id: int) -> set[psutil.Process]:
                 family.add(process)
     with contextlib.suppress(psutil.NoSuchProcess):
         family.update(psutil.Process(session_id).children(recursive=True))
-    return {p for p in family if _is_alive(p)}
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    return {p for p in family if is_alive(p)}
 
 
 def _wait_for_end(living: Callable[[], set[psutil.Process]], grace_s: float = 5) -> set[psutil.Process]:

@@ -8,9 +8,19 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
+import psutil
+
 from project.launch.agent import PRELOAD
 
 WARM_INTERPRETER = Path(__file__).parent / "warm_interpreter.py"
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs, also where it ends at this moment; a zombie does not."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 class Command(Protocol):

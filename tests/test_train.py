@@ -16,6 +16,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from comparison import Run
+from interpreters import is_alive
 from project.models import ImageClassifier
 
 pytestmark = pytest.mark.slow
@@ -264,7 +265,7 @@ def test_killed_launcher_leaves_no_rank_behind(tmp_path: Path) -> None:
 
 def wait_for_end(processes: list[psutil.Process]) -> None:
     """Wait until all have ended; zombies have, though nobody may have asked for their exit codes."""
-    while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes):
+    while any(is_alive(process) for process in processes):
         time.sleep(0.05)
 
 

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from faults.kill_and_resume import OPTIONS
+from interpreters import is_alive
 from project.launch import agent
 
 QUICK = (*OPTIONS, "callbacks=default", "launch.grace_s=30")
@@ -86,7 +87,7 @@ class Command:
 
 
 def _children(pid: int) -> list[int]:
-    return [p.pid for p in psutil.Process(pid).children() if p.status() != psutil.STATUS_ZOMBIE]
+    return [p.pid for p in psutil.Process(pid).children() if is_alive(p)]
 
 
 def run_command(

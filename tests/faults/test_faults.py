@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from faults.kill_and_resume import OPTIONS, differences, last
+from interpreters import is_alive
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -25,7 +26,7 @@ Start = Callable[..., Any]
 
 def ends(process: psutil.Process, within_s: float) -> bool:
     end = time.monotonic() + within_s
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+    while is_alive(process):
         if time.monotonic() > end:
             return False
         time.sleep(0.02)
