@@ -59,8 +59,10 @@ def test_warned_job_is_requeued_and_goes_on_by_itself(slurm: Path, tmp_path: Pat
         assert 20 <= saved < 150
         wait(lambda: "JobState=PENDING" in told("scontrol", "show", "job", job), job, log)
         # SLURM waits two minutes before it starts the job again, so that the former start's end, which its step
-        # daemon may still be reporting, can't pass for the new one's. Who shortens that waits for the daemon.
+        # daemon may still be reporting, can't pass for the new one's. Who shortens that waits for the daemon, and for
+        # what it reported last to arrive.
         wait(lambda: not any(f"[{job}." in " ".join(line) for line in command_lines()), job, log)
+        time.sleep(5)
         told("scontrol", "update", f"JobId={job}", "StartTime=now")
         wait((folder / "metrics.json").exists, job, log)
         assert f"Going on after step {saved} (last.ckpt)" in (folder / "ranks" / "rank_0.log").read_text()

@@ -1,6 +1,7 @@
 """A run that goes on: its config, and its curves without a second line beside them."""
 
 import csv
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ def test_points_after_the_checkpoint_are_left_out_of_tensorboard(tmp_path: Path)
         before.log_metrics({"train/loss": 0.0}, step)
     before.experiment.close()
     write(folder / "all", range(1, 11), 0.0)
+    time.sleep(1.1)  # event files are read in the order of their names, which start with the second they are from
 
     after = RunLogger(str(tmp_path))
     continue_curves([after], Point("last.ckpt", 6), rank=0)  # six steps are done: 0 to 5

@@ -1,9 +1,11 @@
 """Operations of a step, and their least cost."""
 
+import math
+
 import torch
 from torch import nn
 
-from project.tracking.operations import count_operations, operation_cost_us
+from project.tracking.operations import OperationCost, count_operations
 
 
 def test_each_node_of_the_graph_counts_once() -> None:
@@ -27,5 +29,11 @@ def test_a_deep_graph_is_walked_without_recursion() -> None:
 
 
 def test_the_smallest_operation_takes_microseconds_whatever_the_grad_mode() -> None:
+    cost = OperationCost()
+    assert math.isnan(cost.us)
     with torch.no_grad():
-        assert 0.5 < operation_cost_us() < 1000
+        for step in range(OperationCost.STEPS):
+            assert not cost.is_known, step
+            cost.measure()
+    assert cost.is_known
+    assert 0.5 < cost.us < 1000

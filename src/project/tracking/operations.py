@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import torch
@@ -29,17 +30,34 @@ def count_operations(loss: Tensor) -> int:
     return number
 
 
-def operation_cost_us(length: int = 100, repeats: int = 15) -> float:
-    """Microseconds that forward and backward of the smallest operation take on the host, measured in some 10 ms.
+class OperationCost:
+    """What the smallest operation takes on the host, forward and backward: whatever more a step's take is computing.
 
-    Whatever time a step's operations take beyond this is computing. It is the mean, since a step too has to share the
-    cores with what else runs here.
+    A hundred are timed in each of ``STEPS`` steps, a millisecond at a time, and the mean counts: a step has to share
+    the cores with what else runs here, now more and now less, and so do these.
+
+    Attributes:
+        us: Microseconds an operation, nan before the first is timed.
     """
-    with torch.enable_grad():
-        start = time.perf_counter()
-        for _ in range(repeats):
+
+    STEPS, LENGTH = 15, 100
+
+    def __init__(self) -> None:
+        self._us: list[float] = []
+
+    @property
+    def us(self) -> float:
+        return sum(self._us) / len(self._us) if self._us else math.nan
+
+    @property
+    def is_known(self) -> bool:
+        return len(self._us) == self.STEPS
+
+    def measure(self) -> None:
+        with torch.enable_grad():
+            start = time.perf_counter()
             y = torch.ones(1, requires_grad=True)
-            for _ in range(length):
+            for _ in range(self.LENGTH):
                 y = y * 1.0
             y.backward()  # type: ignore[no-untyped-call]
-        return 1e6 * (time.perf_counter() - start) / (length * repeats)
+            self._us.append(1e6 * (time.perf_counter() - start) / self.LENGTH)

@@ -29,7 +29,7 @@ from project.tracking.device_clock import DeviceClock, on_device
 from project.tracking.diagnosis import Diagnosis
 from project.tracking.facts import facts_of, num_model_replicas, progress_of
 from project.tracking.machine import Machine, peak_flops_per_s
-from project.tracking.operations import count_operations, operation_cost_us
+from project.tracking.operations import OperationCost, count_operations
 from project.tracking.overview import Overview
 from project.tracking.phase_profiler import PhaseProfiler
 from project.tracking.phases import PhaseClock
@@ -139,7 +139,7 @@ class Tracker(Callback):
         self._tokens_in: Callable[[Any], int] | None = getattr(pl_module, "tokens_in", None)
         self._num_replicas = num_model_replicas(trainer)
         self._peak = peak_flops_per_s(device) * trainer.num_devices * trainer.num_nodes
-        self._operations_pending = not self._facts.on_gpu  # there the host only queues them
+        self._operation_cost = OperationCost()
         self._traces = next((c for c in trainer.callbacks if isinstance(c, TraceProfiler)), None)  # type: ignore[attr-defined]
         self._demand = Demand(Path(trainer.default_root_dir) / "profile") if trainer.is_global_zero else None
         boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
@@ -186,9 +186,11 @@ class Tracker(Callback):
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
         if self._profiler is None:
             return
-        if self._is_warm and self._operations_pending:
-            self._operations_pending = False
-            self._facts = replace(self._facts, num_operations=count_operations(loss), operation_us=operation_cost_us())
+        # On a GPU the host only queues them.
+        if self._is_warm and not self._facts.on_gpu and not self._operation_cost.is_known:
+            self._operation_cost.measure()
+            number = self._facts.num_operations or count_operations(loss)
+            self._facts = replace(self._facts, num_operations=number, operation_us=self._operation_cost.us)
         if not self._facts.automatic:  # else Lightning marks it
             self._profiler.enter("backward")
 
