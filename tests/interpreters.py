@@ -10,8 +10,6 @@ from typing import Protocol
 
 import psutil
 
-from project.launch.agent import PRELOAD
-
 WARM_INTERPRETER = Path(__file__).parent / "warm_interpreter.py"
 
 
@@ -53,7 +51,7 @@ class WarmInterpreter:
 
     def __init__(self) -> None:
         self._server = subprocess.Popen(
-            [sys.executable, WARM_INTERPRETER, *PRELOAD],
+            [sys.executable, WARM_INTERPRETER, "project.launch.fork_server"],
             env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},  # as commands may set it before they import torch
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,14 +1,13 @@
 """A Python that has imported what the commands import, and becomes each command that a test asks for.
 
-``python tests/warm_interpreter.py MODULE...`` imports the modules, then reads requests as lines of JSON: ``argv``
-(``["-m", "project.train", ...]``), ``cwd``, ``env``, and ``stdout`` and ``stderr`` (files). Each is a fork that runs
-the module as ``python -m`` would, in a session of its own. The answers, a line each: its process id at once, and its
-exit code, negative for a signal, when it has ended.
+``python tests/warm_interpreter.py MODULE`` imports the module (the fork server's, which freezes what it imported), then
+reads requests as lines of JSON: ``argv`` (``["-m", "project.train", ...]``), ``cwd``, ``env``, and ``stdout`` and
+``stderr`` (files). Each is a fork that runs the module as ``python -m`` would, in a session of its own. The answers, a
+line each: its process id at once, and its exit code, negative for a signal, when it has ended.
 
 A fresh interpreter would do, but needs two seconds of a core for the imports, and its fork server as much again.
 """
 
-import gc
 import importlib
 import json
 import multiprocessing.util
@@ -73,9 +72,7 @@ def fork_instead(path: bytes, args: list[str], passfds: list[int]) -> int:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        importlib.import_module(name)
-    gc.freeze()  # or each fork walks, and so copies, every object when it ends: a second
+    importlib.import_module(sys.argv[1])
     request = serve()
     if request is not None:
         become(request)

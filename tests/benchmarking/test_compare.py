@@ -1,13 +1,15 @@
 """Contenders in turns, with stand-ins that need no torch."""
 
 import itertools
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from scipy import stats
 
-from project.benchmarking.compare import Comparison, compare
+from project.benchmarking.compare import Comparison, Spread, compare
 from project.benchmarking.measure import Contender, Measured, MeasurementError, measure, whole_seconds
 
 
@@ -65,3 +67,17 @@ def test_error_of_a_rank_is_told_rather_than_its_launchers(tmp_path: Path) -> No
     code = "print('[rank1]: RuntimeError: out of cheese'); raise SystemError('the launcher: child failed')"
     with pytest.raises(MeasurementError, match=r"^RuntimeError: out of cheese$"):
         measure(contender("two ranks", code=code), tmp_path / "ranks", timeout_s=30)
+
+
+@pytest.mark.parametrize("values", [[3.0, 5.0], [10.0, 11.0, 15.0], [4.0, 4.5, 5.5, 4.2, 4.4], [1.0, 2.0] * 5])
+def test_the_mean_of_others_is_expected_where_students_t_says(values: list[float]) -> None:
+    spread = Spread.expected(values)
+    error = stats.sem(values)
+    low, high = stats.t.interval(0.95, len(values) - 1, loc=statistics.fmean(values), scale=error)
+    assert spread.median == statistics.median(values)
+    assert spread.low == pytest.approx(max(0.0, low), rel=1e-3)
+    assert spread.high == pytest.approx(high, rel=1e-3)
+
+
+def test_nothing_can_be_said_of_the_spread_of_one_measurement() -> None:
+    assert Spread.expected([7.0]) == Spread(7.0, 7.0, 7.0)

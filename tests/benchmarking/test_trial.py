@@ -1,15 +1,20 @@
 """A trial's report, and what is read from it."""
 
+import json
+import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 from omegaconf import OmegaConf
 
 from project.benchmarking.measure import Measured
 from project.benchmarking.scaling_figure import draw
 from project.benchmarking.trial import Settings, contender, samples_per_s, shorten
-from project.benchmarking.trial_report import with_size
+from project.benchmarking.trial_report import TrialReport, with_size
+from small_classifier import Classifier, loader, quiet_trainer
 
 
 def test_rate_is_of_all_samples_after_the_warm_up() -> None:
@@ -68,3 +73,16 @@ def test_a_batch_of_any_size_is_made_of_one_that_is_there(size: int) -> None:
 
 def test_figure_of_nothing_is_drawn_too() -> None:
     assert len(draw([], []).axes) == 2
+
+
+def test_what_others_do_at_the_end_of_training_is_no_part_of_the_last_step(tmp_path: Path) -> None:
+    class Slow(Callback):
+        def on_train_end(self, *_: Any) -> None:
+            time.sleep(0.5)
+
+    report = tmp_path / "report.json"
+    trainer = quiet_trainer(1, "auto", callbacks=[Slow(), TrialReport(str(report), [], 1)], max_steps=3)
+    trainer.fit(Classifier(), loader([4, 4, 4]))
+    ends_s = json.loads(report.read_text())["ends_s"]
+    assert len(ends_s) == 3
+    assert time.monotonic() - ends_s[-1] > 0.5

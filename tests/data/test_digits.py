@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
-from project.data import DigitsDataModule
+from project.data import DigitsDataModule, digits
 
 
 def loaded(**arguments: Any) -> DigitsDataModule:
@@ -58,3 +60,11 @@ def test_zero_is_a_seed_and_setting_up_twice_changes_nothing() -> None:
 def test_untrue_facts_and_empty_splits_are_refused(arguments: dict[str, Any], advice: str) -> None:
     with pytest.raises(ValueError, match=advice):
         DigitsDataModule(**arguments)
+
+
+def test_the_file_is_read_as_scikit_learn_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = load_digits()
+    expected = np.column_stack([theirs.data, theirs.target])
+    assert np.array_equal(digits.read_digits(), expected)
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)  # as if the file were elsewhere
+    assert np.array_equal(digits.read_digits(), expected)

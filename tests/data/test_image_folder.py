@@ -247,7 +247,7 @@ def test_what_is_drawn_beside_given_splits_is_told(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(image_folder, "rank_zero_warn", told.append)
+    monkeypatch.setattr(image_folder, "notice", told.append)
     shutil.copytree(pictures, tmp_path / "train")
     shutil.copytree(pictures / "red", tmp_path / "val" / "red")
     datamodule = loaded(tmp_path)

@@ -259,7 +259,7 @@ def test_impossible_arguments_are_refused(arguments: dict[str, Any], advice: str
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
-    monkeypatch.setattr(tabular, "rank_zero_warn", lines.append)
+    monkeypatch.setattr(tabular, "notice", lines.append)
     return lines
 
 

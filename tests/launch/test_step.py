@@ -1,4 +1,4 @@
-"""A training step does what Lightning's own loop does: the same hooks in the same order, and the same weights."""
+"""A step does what Lightning's own loop does: the same hooks in the same order, the same weights and metrics."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,6 +7,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -15,11 +16,18 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
-from project.launch.loops import STEP_HOOKS, install
+from project.launch.loops import install
 from small_classifier import Classifier, batches, loader, quiet_trainer
 
 Noted = list[Any]
-OF_BOTH = (*STEP_HOOKS, "on_validation_start", "on_train_epoch_end")
+STEP_HOOKS = (
+    "on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward",
+    "on_before_optimizer_step", "on_train_batch_end",
+)  # fmt: skip
+EVALUATION_HOOKS = (
+    "on_validation_batch_start", "on_validation_batch_end", "on_test_batch_start", "on_test_batch_end",
+)  # fmt: skip
+OF_BOTH = (*STEP_HOOKS, *EVALUATION_HOOKS, "on_validation_start", "on_train_epoch_end")
 OF_MODULE = (
     "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "backward", "optimizer_step",
     "optimizer_zero_grad", "configure_gradient_clipping", "lr_scheduler_step",
@@ -144,9 +152,8 @@ def trained(model: Any, own_loops: bool, data: Any, val_data: Any = None, **argu
     metrics = {name: float(value) for name, value in trainer.logged_metrics.items()}
     profiler: Any = trainer.profiler  # type: ignore[attr-defined]
     actions = {
-        name.replace("[EpochLoop]", "[_TrainingEpochLoop]"): len(times)
+        name.replace("[EpochLoop]", "[_TrainingEpochLoop]").replace("[EvaluationLoop]", "[_EvaluationLoop]"): len(times)
         for name, times in getattr(profiler, "recorded_durations", {}).items()
-        if not name.endswith(STEP_HOOKS)  # of which those that do nothing are skipped
     }
     loop = trainer.fit_loop.epoch_loop
     return module, metrics, actions, loop.state_dict(), trainer.global_step
@@ -202,3 +209,70 @@ def test_batches_that_a_data_module_changes_or_leaves_out_are_as_in_lightnings_o
     assert len(ours.losses) == 3
     assert ours.losses == theirs.losses
     assert our_rest == their_rest
+
+
+class Evaluated(Plain):
+    """Logs in each batch and from a hook, and takes no index of the batch in its test."""
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+        loss = self.net(batch["x"]).square().mean()
+        self.log("batch/loss", loss, on_step=True, on_epoch=True, batch_size=len(batch["x"]))
+        return loss
+
+    def test_step(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:  # type: ignore[override]
+        self.log("test/loss", self.net(batch["x"]).mean(), batch_size=len(batch["x"]))
+        return {"loss": batch["x"].sum()}
+
+    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.noted.append(("ended", float(outputs), batch_idx, dataloader_idx))
+        self.log("ended", float(batch_idx), batch_size=1)
+
+
+class Notes(Logger):
+    name, version = "notes", 0
+
+    def __init__(self) -> None:
+        self.noted: Noted = []
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.noted.append((step, metrics))
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None: ...
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["few hooks", "all hooks"])
+@pytest.mark.parametrize(
+    ("case", "arguments"),
+    {
+        "ordinary": {},
+        "cut short": {"limit_val_batches": 2, "limit_test_batches": 1},
+        "profiled": {"profiler": SimpleProfiler},
+        "several loaders": {},
+    }.items(),
+)
+def test_an_evaluation_is_as_in_lightnings_own_loop(case: str, arguments: dict[str, Any], everything: bool) -> None:
+    sides: list[Any] = []
+    for own_loops in (False, True):
+        torch.manual_seed(0)
+        module: Any = (noting(Evaluated, OF_MODULE[:3]) if everything else Evaluated)()
+        listening = noting(Callback, EVALUATION_HOOKS)()
+        listening.noted = module.noted
+        notes = Notes()
+        made = {key: value() if isinstance(value, type) else value for key, value in arguments.items()}
+        trainer = quiet_trainer(1, "auto", callbacks=[listening], **made | {"logger": notes})
+        if own_loops:
+            install(trainer)
+        loaders = [loader([3, 5, 1]), loader([2, 2], seed=1)] if case == "several loaders" else loader([3, 5, 1])
+        validated = trainer.validate(module, loaders, verbose=False)
+        tested = trainer.test(module, loader([4, 4]), verbose=False)
+        profiler: Any = trainer.profiler  # type: ignore[attr-defined]
+        actions = {
+            name.replace("[EvaluationLoop]", "[_EvaluationLoop]"): len(times)
+            for name, times in getattr(profiler, "recorded_durations", {}).items()
+        }
+        assert module.training
+        sides.append((module.noted, notes.noted, validated, tested, actions))
+    theirs, ours = sides
+    assert ours == theirs
+    assert len(ours[0]) > 6
+    assert ours[1]

@@ -41,6 +41,15 @@ def test_what_takes_the_time_bounds_the_run(change: dict[str, float], expected: 
     assert bound(*[replace(BALANCED, **change)] * 2) == expected
 
 
+@pytest.mark.parametrize(("data", "expected"), [(0.19, "compute"), (0.21, "input"), (2.0, "input")])
+def test_data_that_come_as_fast_as_from_a_queue_are_no_bound_unless_they_take_a_good_part(
+    data: float, expected: str
+) -> None:
+    tiny = Window(steps=100, samples=6400, wall_s=0.2, data=data, forward=0.6, backward=0.9, optimizer=0.3, other=0.1)
+    assert bound(tiny) == expected
+    assert bound(replace(tiny, forward=0.1, backward=0.1, optimizer=0.1, data=0.19)) == "input"
+
+
 def test_of_several_limits_that_are_passed_the_largest_part_counts() -> None:
     assert bound(replace(BALANCED, data=3, other=20)) == "host"
     assert bound(replace(BALANCED, data=30, other=20)) == "input"

@@ -28,9 +28,13 @@ class Comparison:
     at_least: float | None = None
 
 
+# Quantiles of Student's t, 97.5 %, for 1, 2, ... degrees of freedom; with more the last is a little too careful.
+T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
 @dataclass(frozen=True)
 class Spread:
-    """Median, smallest and largest of repeated measurements."""
+    """Median of repeated measurements, and from where to where they lie."""
 
     median: float
     low: float
@@ -38,7 +42,22 @@ class Spread:
 
     @classmethod
     def of(cls, values: list[float]) -> Spread:
+        """From the smallest to the largest."""
         return cls(statistics.median(values), min(values), max(values))
+
+    @classmethod
+    def expected(cls, values: list[float]) -> Spread:
+        """Where the mean of others lies, measured likewise, with 95 % confidence (Student's t).
+
+        Of three measurements the smallest and the largest have the median of all between them in three cases of four.
+        """
+        median = statistics.median(values)
+        if len(values) == 1:
+            return cls(median, median, median)
+        error = statistics.stdev(values) / len(values) ** 0.5
+        margin = T_QUANTILES[min(len(values) - 1, len(T_QUANTILES)) - 1] * error
+        mean = statistics.fmean(values)
+        return cls(median, max(0.0, mean - margin), mean + margin)
 
 
 @dataclass(frozen=True)

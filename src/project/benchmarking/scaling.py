@@ -169,7 +169,7 @@ def _record(combination: Combination, all_of_them: list[Combination], settings: 
     }
     if combination.error or not combination.reports:
         return record
-    rate = Spread.of(combination.rates)
+    rate = Spread.expected(combination.rates)
     steps_ms = [1e3 * s for report in combination.reports for s in step_times_s(report, settings.warmup_batches)]
     last = combination.reports[-1]
     verdicts = [report["diagnosis"] for report in combination.reports if report.get("diagnosis")]
@@ -203,7 +203,7 @@ def _percentiles(times_ms: list[float]) -> dict[str, float]:
 
 
 def _table(records: list[dict[str, Any]]) -> Table:
-    table = Table(title="training", title_justify="left")
+    table = Table(title="training: medians, and where the mean lies with 95 % confidence", title_justify="left")
     for name in ("strategy", "scaling", "bound by", "devices", "samples/s", "a device", "efficiency", "p50, p95, p99"):
         table.add_column(name, justify="left" if name in ("strategy", "scaling", "bound by") else "right")
     for record in records:

@@ -42,6 +42,10 @@ class TrialReport(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if trainer.global_step >= trainer.max_steps:
+            _wait_for(
+                trainer.strategy.root_device
+            )  # before the end of training, at which others have work of their own
         self.ends_s.append(time.monotonic())
         self.epochs.append(trainer.current_epoch)
         self.samples.append(batch_length(batch) * num_model_replicas(trainer))
@@ -49,9 +53,6 @@ class TrialReport(Callback):
             self._batch = batch
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        device = trainer.strategy.root_device
-        _wait_for(device)
-        self.ends_s[-1] = time.monotonic()
         latency_ms = {
             size: latencies_ms(trainer, pl_module, self._batch, size, self.calls) for size in self.batch_sizes
         }

@@ -9,12 +9,12 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from project.compression import KINDS
 from project.compression.pruning import check_weights_are_whole
 from project.errors import UserError
+from project.notices import notice
 
 
 class Quantization(Callback):
@@ -52,7 +52,7 @@ class Quantization(Callback):
     def _quantize(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         check_weights_are_whole(trainer, self.kind)
         number = quantize(module, self.kind)
-        rank_zero_info(f"{number} linear layers are quantized ({self.kind})")
+        notice(f"{number} linear layers are quantized ({self.kind})")
 
 
 def quantization(kind: str | None) -> list[Callback]:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from project.data.images import ImageDataModule
 from project.data.loaders import SampleError
+from project.notices import notice
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 SPLIT_FOLDERS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
@@ -124,13 +124,13 @@ class ImageFolder(ImageDataModule):
         folders = self._split_folders()
         for split, listing in listings.items():
             if split not in folders and folders["train"] != self.folder:
-                rank_zero_warn(
+                notice(
                     f"{self.folder} has no folder {split}: {len(listing)} pictures of {folders['train'].name} are kept "
                     f"for it (data.{split}_fraction={self.fractions[split]})"
                 )
             there = {label for _, label in listing}
             if listing and (lacking := [name for label, name in enumerate(classes) if label not in there]):
-                rank_zero_warn(f"No picture for {split} of the classes {', '.join(lacking)}")
+                notice(f"No picture for {split} of the classes {', '.join(lacking)}")
 
     def _listings(self, classes: Sequence[str]) -> dict[str, Listing]:
         """The pictures of each split."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
 from project.data.datamodule import SPLITS, DataModule, TensorDataset
@@ -26,6 +25,7 @@ from project.data.tables import (
     texts_of,
     unseen,
 )
+from project.notices import notice
 
 TASKS = ("classification", "regression")
 
@@ -172,7 +172,7 @@ class TabularDataModule(DataModule):
             return table, None, np.arange(1, len(next(iter(table.values()))) + 1)
         there = ~is_missing(target)
         if not there.all() and self.known["columns"] is not None:
-            rank_zero_warn(f"Left out: {(~there).sum()} of {len(there)} rows, which have no {self.target}")
+            notice(f"Left out: {(~there).sum()} of {len(there)} rows, which have no {self.target}")
         if not there.any():
             raise ValueError(f"column {self.target} has no value in any row: type another data.target=")
         if self.task == "regression":
@@ -206,18 +206,18 @@ class TabularDataModule(DataModule):
         train = splits["train"].numpy()
         features = {column["name"] for column in found["columns"]}
         if idle := [name for name in table if name not in features]:
-            rank_zero_warn(f"Left out, because they are the same in all training rows: {', '.join(idle)}")
+            notice(f"Left out, because they are the same in all training rows: {', '.join(idle)}")
         if self.task == "classification":
             trained = set(texts_of(target)[train].tolist())
             if lacking := [name for name in found["classes"] if name not in trained]:
-                rank_zero_warn(f"Classes without a training row, which can't be learned: {', '.join(lacking)}")
+                notice(f"Classes without a training row, which can't be learned: {', '.join(lacking)}")
         others = np.setdiff1d(np.arange(len(target)), train)
         self._tell_unseen({name: column[others] for name, column in table.items()}, found["columns"])
 
     def _tell_unseen(self, table: Table, columns: Sequence[Column]) -> None:
         for name, values in unseen(table, columns).items():
             what = f"{values[0]}" if values[0] is not None else "no value"
-            rank_zero_warn(
+            notice(
                 f"Column {name}: {len(values)} rows outside of training hold names that have no feature, as {what}, "
                 "and get 0 in all of that column"
             )

@@ -21,29 +21,13 @@ from typing import TYPE_CHECKING, Any
 from project.errors import UserError, full_tracebacks
 from project.launch import rank
 from project.launch.heartbeat import Heartbeats
+from project.launch.imports import uncollected
 from project.launch.run import Outcome, Run
 from project.launch.stopping import EXIT_CODES, SIGNALS, Stopped
 
 if TYPE_CHECKING:
     from project.launch.elastic import Agent
 
-# What every rank imports: the fork server does it once, and each rank starts as a copy of it.
-PRELOAD = [
-    "lightning",
-    "torchmetrics.classification",
-    "torch.utils.tensorboard",
-    "hydra.utils",
-    "sklearn.datasets",
-    "project.launch.rank",
-    "project.launch.checkpoint",
-    "project.launch.rank_states",
-    "project.launch.saving",
-    "project.models",
-    "project.data",
-    "project.tracking.tensorboard",
-    "project.tracking.tracker",
-    "project.launch.freeze",
-]
 # What gloo and NCCL say when a rank has waited in vain for others.
 TIMED_OUT = ("Timed out waiting", "Timed out after", "collective operation timeout")
 
@@ -54,7 +38,7 @@ class RankError(Exception):
 
 def warm_up() -> None:
     """Start the server that the ranks are forked from; it imports in the background what they need."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["project.launch.fork_server"])
     with _ignored(*(number for number in SIGNALS if number != signal.SIGINT)):
         # For the whole process group to be told to stop must not end it: its copies would count as lost.
         multiprocessing.forkserver.ensure_running()
@@ -90,7 +74,8 @@ def run_ranks(function: str, config: dict[str, Any], run: Run, num_ranks: int) -
         Stopped: a signal asked the run to stop; all ranks have ended.
         KeyboardInterrupt: so did a second Ctrl-C, or one before training began.
     """
-    from torch.distributed.elastic.multiprocessing import SignalException
+    with uncollected():
+        from torch.distributed.elastic.multiprocessing import SignalException
 
     warm_up()
     of_server = _environment_of_server()

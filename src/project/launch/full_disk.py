@@ -39,9 +39,9 @@ def spare_curves() -> None:
 
 @functools.cache
 def _warn_once(folder: str) -> None:
-    from lightning.pytorch.utilities import rank_zero_warn
+    from project.notices import notice
 
-    rank_zero_warn(f"The disk is full: points of the curves in {folder} are left out until there is room again")
+    notice(f"The disk is full: points of the curves in {folder} are left out until there is room again")
 
 
 class SparedStream:

@@ -33,6 +33,7 @@ from project.launch import (
     strategy,
     trust,
 )
+from project.launch.imports import import_for_ranks
 from project.launch.run import Outcome, Run
 from project.launch.secrets import check_unmasked, masked, masked_arguments, unmasked
 from project.launch.stopping import Stopped, listening
@@ -185,6 +186,7 @@ def _complete_of_requeued(composed: DictConfig, overrides: list[str], kind: str)
 
 def _run_here(function: str, config: dict[str, Any], run: Run) -> Outcome:
     """Run as the only rank, in this process, and leave no trace in its environment."""
+    import_for_ranks()
     with rank.environment_restored(), listening(insistent=True), rank.rank_log(run.folder, 0, own_console=True):
         cpu.settle(config, local_world_size=1)
         try:
@@ -201,6 +203,7 @@ def _run_as_rank(
     function: str, composed: DictConfig, overrides: list[str], kind: str, launcher: str, chosen: Path | None
 ) -> Outcome:
     """Run as one of the ranks that torchrun or SLURM started; rank 0 claims the folder and tells the others."""
+    import_for_ranks()
     import torch.distributed as dist
     from torch.distributed.elastic.multiprocessing.errors import record
 

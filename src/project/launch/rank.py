@@ -230,6 +230,9 @@ def quiet_libraries() -> None:
     """Keep what Lightning says of itself out of the log: devices, strategy and paths stand in our own lines."""
     import lightning  # noqa: F401  (sets the levels that are changed here)
 
+    from project.notices import show_notices_plainly
+
+    show_notices_plainly()
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         logger = logging.getLogger(name)
         logger.setLevel(logging.WARNING)

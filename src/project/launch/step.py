@@ -29,6 +29,9 @@ from torch.optim import Optimizer
 from project.tracking.phase_profiler import PhaseProfiler
 
 TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+OF_STRATEGY = (
+    "batch_to_device", "on_train_batch_start", "training_step", "backward", "validation_step", "test_step",
+)  # fmt: skip
 BACKWARD = ("pre_backward", "backward", "post_backward")
 STEPPING = ("optimizer_step", "_wrap_closure", "_after_closure")
 CLIPPING = ("configure_gradient_clipping", "clip_gradients")
@@ -43,7 +46,7 @@ class Hooks:
     """Calls hooks as ``lightning.pytorch.trainer.call`` does; by that itself where somebody observes each call.
 
     Args:
-        trainer: Of a training that is under way; hooks that nobody overrides are hidden (see ``loops``).
+        trainer: Of a training or an evaluation that is under way.
     """
 
     def __init__(self, trainer: L.Trainer) -> None:
@@ -53,11 +56,8 @@ class Hooks:
         chosen = self.profiler.inner if isinstance(self.profiler, PhaseProfiler) else self.profiler
         self.are_observed = not isinstance(chosen, PassThroughProfiler) or call.log.isEnabledFor(logging.DEBUG)
         self._callbacks: list[Callback] = []
-        self._overriding: dict[str, list[Callback]] = {}
-        self._actions = {
-            name: f"[Strategy]{type(trainer.strategy).__name__}.{name}"
-            for name in ("batch_to_device", "training_step", "backward", "on_train_batch_start")
-        }
+        self._overridden: dict[str, tuple[list[Any], Any]] = {}
+        self._actions = {name: f"[Strategy]{type(trainer.strategy).__name__}.{name}" for name in OF_STRATEGY}
         selector: Any = self.trainer._data_connector._datahook_selector
         self._transfers_as_usual = is_inherited(trainer.strategy, Strategy, "batch_to_device") and all(
             is_inherited(selector.get_instance(name), DataHooks, name) for name in TRANSFER
@@ -71,19 +71,28 @@ class Hooks:
         trainer, module = self.trainer, self.module
         if trainer.callbacks != self._callbacks:  # a trace that was asked for adds one
             self._callbacks = list(trainer.callbacks)
-            self._overriding = {}
-        overriding = self._overriding.get(name)
-        if overriding is None:
-            overriding = [callback for callback in self._callbacks if callable(getattr(callback, name))]
-            self._overriding[name] = overriding
+            self._overridden = {}
+        overridden = self._overridden.get(name)
+        if overridden is None:
+            overridden = self._overridden[name] = self._look_for(name)
+        of_callbacks, of_module = overridden
+        if not of_callbacks and of_module is None:
+            return None
         state = vars(module)
         before, state["_current_fx_name"] = state["_current_fx_name"], name
-        for callback in overriding:
-            getattr(callback, name)(trainer, module, *arguments)
-        hook = getattr(module, name)
-        returned = hook(*arguments) if callable(hook) else None
+        for hook in of_callbacks:
+            hook(trainer, module, *arguments)
+        returned = None if of_module is None else of_module(*arguments)
         state["_current_fx_name"] = before
         return returned
+
+    def _look_for(self, name: str) -> tuple[list[Any], Any]:
+        """The hooks of this name that somebody overrides: the callbacks', and the model's or None."""
+        of_callbacks = [
+            getattr(callback, name) for callback in self._callbacks if not is_inherited(callback, Callback, name)
+        ]
+        has_own = not is_inherited(self.module, L.LightningModule, name)
+        return of_callbacks, getattr(self.module, name) if has_own else None
 
     def of_module(self, name: str, *arguments: Any) -> Any:
         """Call a hook of the model alone."""

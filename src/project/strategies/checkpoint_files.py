@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch.utilities import rank_zero_warn
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+
+from project.notices import notice
 
 PART = ".part"  # what is still being written
 DAMAGED = ".damaged"
@@ -102,7 +103,7 @@ def _written(write: Callable[..., None], checkpoint: Any, path: Path, options: d
         if not is_of_disk(error):
             raise
         why = reason(error, path)
-        rank_zero_warn(
+        notice(
             f"{path} could not be written ({why}): training goes on, what was saved before is still there, and the "
             "next save is tried"
         )

@@ -52,6 +52,7 @@ class Diagnosis:
 # Shares of a step from which on a part of it is what to change first. Data over 5 % and communication over 10 % are
 # the limits at which the former PyTorch profiler plugin for TensorBoard gave its advice; the rest were found by trial.
 LIMITS = {"input": 0.05, "transfer": 0.05, "synchronisation": 0.10, "host": 0.25, "straggler": 0.20}
+FROM_QUEUE_MS = 0.2  # to fetch a batch that workers have ready; where data wait no longer, the host's limit is theirs
 COMPUTING = 0.5  # of a step, below which the rest of it goes to one part here and to another there
 APART = 2.0  # a straggler is later than any other by this factor
 BY_OPERATIONS = 0.5  # of forward and backward, from which on their operations, not what they compute, are the cost
@@ -85,7 +86,8 @@ def diagnose(ranks: Ranks, facts: Facts) -> Diagnosis:
     straggler = _straggler(ranks, stepped, step)
     if straggler is not None:
         lost["straggler"] = 1 - 1 / straggler.gain
-    over = [name for name, share in lost.items() if share > LIMITS[name]]
+    limits = LIMITS | ({"input": LIMITS["host"]} if shares["data"] * step <= FROM_QUEUE_MS else {})
+    over = [name for name, share in lost.items() if share > limits[name]]
     if not over:
         computing = sum(shares[name] for name in ("forward", "backward", "optimizer"))
         evidence = f"{computing:.0%} of a step of {step:.1f} ms is forward, backward and optimizer"

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from lightning.pytorch.loggers import MLFlowLogger
 from lightning.pytorch.loggers.logger import Logger
-from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import OmegaConf
 
 from project.errors import UserError
+from project.notices import notice
 from project.tracking.kept import keep, kept, title
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class MLflowRun(MLFlowLogger):
                 call(*arguments)
             except Exception as error:
                 if not self._fails_until:
-                    rank_zero_warn(f"MLflow fails, points are left out: {' '.join(str(error).split())[:200]}")
+                    notice(f"MLflow fails, points are left out: {' '.join(str(error).split())[:200]}")
                 self._fails_until = time.monotonic() + 60
 
         self._worker.submit(spared)

@@ -8,11 +8,11 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from project.errors import UserError
+from project.notices import notice
 from project.tracking.curves import gradient_norm
 from project.tracking.device_clock import cuda_event
 
@@ -59,7 +59,7 @@ class NanWatch(Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.skipped:
-            rank_zero_warn(f"on_nan=skip left out {self.skipped} steps of the optimizer")
+            notice(f"on_nan=skip left out {self.skipped} steps of the optimizer")
         elif self.on_nan != "skip" and not self._has_told and (first := self._first.read(wait=True)) is not None:
             self._tell(trainer, pl_module, first)
 
@@ -81,7 +81,7 @@ class NanWatch(Callback):
                 f"finite{where}: type optimizer.lr=0.0001, or another smaller rate, or trainer.gradient_clip_val=1"
             )
         if self.skipped == 1:
-            rank_zero_warn(f"batch {step}: the gradients are not finite{where}; the step is left out (on_nan=skip)")
+            notice(f"batch {step}: the gradients are not finite{where}; the step is left out (on_nan=skip)")
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None  # which optimizers leave as it is, moments and weight decay too
@@ -96,7 +96,7 @@ class NanWatch(Callback):
                 f"{sentence}: type a smaller optimizer.lr, trainer.gradient_clip_val=1, trainer.detect_anomaly=true to "
                 "see where it comes from, or callbacks.nan.on_nan=skip to leave such steps out"
             )
-        rank_zero_warn(f"{sentence} (on_nan=ignore)")
+        notice(f"{sentence} (on_nan=ignore)")
 
 
 class FirstBad:

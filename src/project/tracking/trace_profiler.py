@@ -11,9 +11,9 @@ import lightning as L
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PyTorchProfiler
-from lightning.pytorch.utilities import rank_zero_warn
 
 from project.errors import UserError
+from project.notices import notice
 from project.tracking.facts import progress_of
 from project.tracking.phase_profiler import PhaseProfiler
 from project.tracking.traces import Recorder, TracePlan
@@ -86,7 +86,7 @@ class TraceProfiler(Callback):
             return
         needed, left = self.plan.wait + self.plan.warmup + self.plan.active, progress_of(trainer).batches_left()
         if needed > left:
-            rank_zero_warn(
+            notice(
                 f"No trace will be written: callbacks.profiler.wait={self.plan.wait}, with {self.plan.warmup} steps of "
                 f"warmup and {self.plan.active} active ones, asks for {needed} steps, and training has {left:.0f}: "
                 "type callbacks.profiler.wait=0, or let it train longer"
@@ -113,7 +113,7 @@ class TraceProfiler(Callback):
         self._drop(trainer)
         if self._pending:
             steps = trainer.fit_loop.epoch_loop._batches_that_stepped
-            rank_zero_warn(f"Training ended after {steps} steps, before a trace that was asked for was complete")
+            notice(f"Training ended after {steps} steps, before a trace that was asked for was complete")
         self._pending = []
 
     def on_exception(self, trainer: L.Trainer, *_: Any) -> None:
@@ -195,7 +195,7 @@ class TraceProfiler(Callback):
         steps = f"step {first}" if first == last else f"steps {first} to {last}"
         for one in recorded:
             if one.failure:
-                rank_zero_warn(f"The trace of {steps} of rank {one.rank} was not written: {one.failure}")
+                notice(f"The trace of {steps} of rank {one.rank} was not written: {one.failure}")
         written = [one for one in recorded if not one.failure]
         if not written:
             return

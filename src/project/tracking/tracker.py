@@ -17,10 +17,10 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.profilers import Profiler
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from project.errors import UserError
+from project.notices import notice
 from project.tracking.arrivals import OWN_GROUP, Arrivals, Marks, arrivals
 from project.tracking.curves import batch_length
 from project.tracking.dashboard import Dashboard
@@ -128,7 +128,7 @@ class Tracker(Callback):
             dist.all_gather_object(hosts, hosts[0], group=self._group)
         self._fewest = max(1, trainer.log_every_n_steps)  # type: ignore[attr-defined]
         self._window_ends_after = self._fewest
-        self._machine = Machine(device, rank_zero_warn)
+        self._machine = Machine(device, notice)
         self._read_every = READ_EVERY["cuda" if device.type == "cuda" else "cpu"]
         self._ddp = DDPTimes(trainer.strategy.model, self._read_every)
         self._buffers = TimedBuffers(trainer.strategy.model, self._phase)
@@ -147,7 +147,7 @@ class Tracker(Callback):
         folder = Path(boards[0].log_dir) if boards else None
         if trainer.is_global_zero:
             shows = Dashboard(folder, self.max_rank_series, self._num_replicas, loggers=others)
-            self._overview = Overview(rank_zero_warn, shows if trainer.loggers else None, hosts)
+            self._overview = Overview(notice, shows if trainer.loggers else None, hosts)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -273,7 +273,7 @@ class Tracker(Callback):
                 check_plan(plan, self._trainer)
                 told = [plan]
             except UserError as error:
-                rank_zero_warn(str(error))
+                notice(str(error))
         if self._group is not None:
             dist.broadcast_object_list(told, src=0, group=self._group)
         if told[0] is None:
