@@ -66,11 +66,19 @@ def test_computing_is_tried_with_channels_last_and_on_a_cpu_with_one_thread() ->
 
 
 def test_an_argument_that_the_config_has_is_overridden_and_another_added() -> None:
-    assert "+optimizer.fused=true" in candidates("compute", [], config(), CPU)
-    has = config() | {"optimizer": {"_target_": "torch.optim.SGD", "fused": None}}
+    theirs = config() | {"model": {"_target_": "lab.Model"}}
+    assert "+optimizer.fused=true" in candidates("compute", [], theirs, CPU)
+    has = theirs | {"optimizer": {"_target_": "torch.optim.SGD", "fused": None}}
     assert "optimizer.fused=true" in candidates("compute", [], has, CPU)
-    fused = config() | {"optimizer": {"_target_": "torch.optim.SGD", "fused": True}}
+    fused = theirs | {"optimizer": {"_target_": "torch.optim.SGD", "fused": True}}
     assert not any("fused" in text for text in candidates("compute", [], fused, CPU))
+
+
+def test_models_that_fuse_their_optimizer_anyway_are_not_tried_so_unless_they_were_told_not_to() -> None:
+    ours = config() | {"model": {"_target_": "project.models.ImageClassifier"}}
+    assert not any("fused" in text for text in candidates("compute", [], ours, CPU))
+    told = ours | {"optimizer": {"_target_": "torch.optim.AdamW", "fused": False}}
+    assert "optimizer.fused=true" in candidates("compute", [], told, CPU)
 
 
 @pytest.mark.parametrize(

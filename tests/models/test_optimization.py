@@ -144,3 +144,46 @@ def test_auto_is_refused_for_a_run_without_an_end(tmp_path: Path) -> None:
 def test_unknown_interval_is_refused() -> None:
     with pytest.raises(ValueError, match=r"scheduler.interval=batch is unknown"):
         configure(Line(None), ADAMW, {"_target_": "torch.optim.lr_scheduler.LinearLR", "interval": "batch"})
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "fused"),
+    [
+        ({"_target_": "torch.optim.AdamW"}, True),
+        ({"_target_": "torch.optim.SGD", "lr": 0.1}, True),
+        ({"_target_": "torch.optim.SGD", "lr": 0.1, "fused": False}, False),
+        ({"_target_": "torch.optim.SGD", "lr": 0.1, "foreach": True}, None),
+        ({"_target_": "torch.optim.LBFGS"}, None),
+    ],
+)
+def test_optimizers_are_fused_where_they_can_be_and_nobody_says_otherwise(
+    optimizer: dict[str, Any], fused: bool | None
+) -> None:
+    built = configure(Line(None), optimizer)
+    assert isinstance(built, torch.optim.Optimizer)
+    assert built.param_groups[0].get("fused") is fused
+
+
+@pytest.mark.parametrize("what", ["sparse", "complex", "meta"])
+def test_parameters_that_no_kernel_updates_are_updated_one_by_one(what: str) -> None:
+    model = Line(None)
+    if what == "sparse":
+        model.more = nn.Embedding(3, 2, sparse=True)
+    elif what == "complex":
+        model.more = nn.Linear(2, 2, dtype=torch.complex64)
+    else:
+        model.more = nn.Linear(2, 2, device="meta")
+    built = configure(model, {"_target_": "torch.optim.SGD", "lr": 0.1})
+    assert isinstance(built, torch.optim.Optimizer)
+    assert built.param_groups[0]["fused"] is None
+
+
+def test_a_checkpoint_does_not_decide_whether_the_optimizer_is_fused() -> None:
+    kinds = [configure(Line(None), ADAMW | more) for more in ({}, {"fused": False})]
+    for saved, loads, own in ((kinds[0], kinds[1], False), (kinds[1], kinds[0], True)):
+        assert isinstance(saved, torch.optim.Optimizer)
+        assert isinstance(loads, torch.optim.Optimizer)
+        loads.load_state_dict(saved.state_dict())
+        assert loads.param_groups[0]["fused"] is own
+        loads.param_groups[0]["params"][0].grad = torch.ones(1, 1)
+        loads.step()

@@ -98,7 +98,9 @@ def _compiled(config: dict[str, Any]) -> Iterator[str]:
 
 def _fused(config: dict[str, Any]) -> Iterator[str]:
     optimizer = config.get("optimizer") or {}
-    if str(optimizer.get("_target_", "")).startswith("torch.optim.") and not optimizer.get("fused"):
+    fuses_itself = str(config["model"].get("_target_")).startswith("project.models.") and "fused" not in optimizer
+    is_torchs = str(optimizer.get("_target_", "")).startswith("torch.optim.")
+    if is_torchs and not fuses_itself and not optimizer.get("fused"):
         yield "optimizer.fused=true" if "fused" in optimizer else "+optimizer.fused=true"
 
 

@@ -1,12 +1,15 @@
 """From plain config to the optimizer and the learning rate schedule of a run."""
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import lightning as L
 from hydra.utils import instantiate
 from lightning.pytorch.utilities.types import LRSchedulerConfigType, OptimizerLRScheduler
+from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -20,7 +23,8 @@ def configure(
 
     Args:
         module: Attached to a trainer if the schedule needs the length of the run.
-        optimizer: `_target_` and arguments; `params` are the module's trainable parameters.
+        optimizer: `_target_` and arguments; `params` are the module's trainable parameters. `fused` is true where it
+            can be and nothing is said of it.
         scheduler: `_target_`, arguments, and how Lightning steps it: `interval` (epoch or step), `frequency`,
             `monitor`, `strict`, `name`. An argument "auto" becomes the length of the run in `interval`s:
             its epochs, or its optimizer steps.
@@ -30,7 +34,10 @@ def configure(
     """
     # Partial, because Hydra would copy parameters that it is given as arguments.
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    built: Optimizer = instantiate(optimizer, _partial_=True, _convert_="all")(params=parameters)
+    build = instantiate(optimizer, _partial_=True, _convert_="all")
+    fused = {"fused": True} if can_fuse(module, parameters, build.func, optimizer) else {}
+    built: Optimizer = build(params=parameters, **fused)
+    _keep_kernel(built)
     if scheduler is None:
         return built
     arguments = dict(scheduler)
@@ -44,6 +51,37 @@ def configure(
     schedule = instantiate(arguments, _partial_=True, _convert_="all")(optimizer=built)
     lr_scheduler = {"scheduler": schedule, "interval": interval, **stepping}
     return {"optimizer": built, "lr_scheduler": cast("LRSchedulerConfigType", lr_scheduler)}
+
+
+def can_fuse(
+    module: L.LightningModule, parameters: Iterable[nn.Parameter], cls: Any, arguments: Mapping[str, Any]
+) -> bool:
+    """Whether torch can update all parameters in one kernel, instead of in ten operations for each, and is free to.
+
+    By default it does not. AdamW's part of a step of the digits' MLP took 0.20 ms without, 0.04 ms so.
+    """
+    if {"fused", "foreach", "differentiable"} & arguments.keys() or "fused" not in inspect.signature(cls).parameters:
+        return False
+    if any(getattr(part, "sparse", False) for part in module.modules()):
+        return False  # gradients of such embeddings are sparse
+    trainer = module._trainer
+    if trainer is not None and trainer.precision == "16-mixed":
+        return False  # the gradient scaler would unscale within the kernel, after gradients were clipped
+    # The kernels know no DTensors, those of SGD at least.
+    return all(
+        p.is_floating_point() and p.device.type in ("cpu", "cuda") and not isinstance(p, DTensor) for p in parameters
+    )
+
+
+def _keep_kernel(optimizer: Optimizer) -> None:
+    """Let a checkpoint not decide whether the optimizer is fused: it may be of another device or strategy."""
+
+    def restore(optimizer: Optimizer) -> None:
+        for group in optimizer.param_groups:
+            if "fused" in group:
+                group["fused"] = optimizer.defaults["fused"]
+
+    optimizer.register_load_state_dict_post_hook(restore)
 
 
 def _length_of_run(trainer: L.Trainer, interval: str, name: str) -> int:
