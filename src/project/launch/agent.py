@@ -12,7 +12,6 @@ import signal
 import sys
 import tempfile
 import threading
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,7 +98,6 @@ def run_ranks(function: str, config: dict[str, Any], run: Run, num_ranks: int) -
                 raise KeyboardInterrupt from None
             raise Stopped(error.sigval) from None
         finally:
-            agent.get_worker_group().spec.rdzv_handler.shutdown()
             _remove_error_files(agent)
         if result.is_failed():
             if agent.hang and not agent.stop_signal:
@@ -118,30 +116,18 @@ def _agent(
     num_ranks: int, arguments: tuple[Any, ...], private: str, launch: dict[str, Any], heartbeats: Heartbeats, run: Run
 ) -> Agent:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
-    from torch.distributed.elastic.rendezvous import RendezvousParameters
-    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-    from project.launch.elastic import Agent
+    from project.launch.elastic import Agent, Alone
 
     # The agent logs every failure in some twenty lines; the user gets the rank's own error from us.
     for name in ("torch.distributed.elastic", "torch.multiprocessing"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    # The store that the agents meet at is not shared with the ranks: its keys would outlive a restart.
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    rendezvous = RendezvousParameters(
-        backend="c10d",
-        endpoint="localhost:0",
-        run_id=uuid.uuid4().hex,
-        min_nodes=1,
-        max_nodes=1,
-        local_addr="localhost",
-    )
     spec = WorkerSpec(
         role="rank",
         local_world_size=num_ranks,
         entrypoint=rank.main,
         args=arguments,
-        rdzv_handler=get_rendezvous_handler(rendezvous),
+        rdzv_handler=Alone(),
         max_restarts=launch.get("max_restarts", 0),
         monitor_interval=0.1,
     )

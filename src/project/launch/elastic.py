@@ -12,16 +12,47 @@ from types import FrameType
 from typing import Any
 
 import psutil
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from project.launch.heartbeat import Heartbeats, Sign
 from project.launch.stopping import EXIT_CODES, SIGNALS
 
 STOP_TIMEOUT_S = 2  # from a rank's failure to the end of the others: they may finish their logs in between
 DUMP_S = 0.5  # time for ranks to write their stacks
+
+
+class Alone(RendezvousHandler):
+    """Where an agent without others meets them: at once.
+
+    torch's own would ask its store a second later whether others came; before each job of a sweep, and each restart.
+    """
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        store = HashStore()  # of this start alone: what former ranks left in it can't be taken for these ranks'
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo.build(0, store, "localhost"))
+
+    def get_backend(self) -> str:
+        return "alone"
+
+    def get_run_id(self) -> str:
+        return "alone"
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def shutdown(self) -> bool:
+        return True
 
 
 class Agent(LocalElasticAgent):
