@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from project.errors import UserError, full_tracebacks
 from project.launch import rank
 from project.launch.heartbeat import Heartbeats
-from project.launch.imports import uncollected
+from project.launch.imports import import_for_good
 from project.launch.run import Outcome, Run
 from project.launch.stopping import EXIT_CODES, SIGNALS, Stopped
 
@@ -73,8 +73,8 @@ def run_ranks(function: str, config: dict[str, Any], run: Run, num_ranks: int) -
         Stopped: a signal asked the run to stop; all ranks have ended.
         KeyboardInterrupt: so did a second Ctrl-C, or one before training began.
     """
-    with uncollected():
-        from torch.distributed.elastic.multiprocessing import SignalException
+    import_for_good("project.launch.elastic")
+    from torch.distributed.elastic.multiprocessing import SignalException
 
     warm_up()
     of_server = _environment_of_server()
@@ -84,6 +84,7 @@ def run_ranks(function: str, config: dict[str, Any], run: Run, num_ranks: int) -
         tempfile.TemporaryDirectory(prefix="project-ranks-") as private,
         rank.environment_restored(),
         _signals_restored(),
+        _usual_start_method(),
         held,
         lifeline,
     ):
@@ -153,6 +154,17 @@ def _signals_restored() -> Iterator[None]:
     finally:
         for name, handler in before.items():
             signal.signal(name, handler)
+
+
+@contextmanager
+def _usual_start_method() -> Iterator[None]:
+    """The fork server takes over this process's way to start others, of which joblib's is unknown there."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(None, force=True)
+    try:
+        yield
+    finally:
+        multiprocessing.set_start_method(before, force=True)
 
 
 def _remove_error_files(agent: Agent) -> None:

@@ -15,6 +15,7 @@ from hydra.core.override_parser.types import Override
 from project.errors import UserError
 from project.launch.composition import config_folder
 from project.launch.cpu import CoresTaken, choose_waiting
+from project.launch.imports import import_for_good
 from project.launch.trust import check_targets, signature, trusted_packages
 
 # What a checkpoint's config decides. Devices and strategy are of the machine it is used on, not of the run.
@@ -47,6 +48,7 @@ def compose_from_checkpoint(name: str, arguments: list[str]) -> str:
     since = CoresTaken.until_now()
     time.sleep(0.1)
     choose_waiting(since)
+    import_for_good("project.launch.checkpoint")
     from project.launch.checkpoint import read_signed_config
 
     stored, signed = read_signed_config(Path(path))
