@@ -24,9 +24,16 @@ def config() -> dict[str, Any]:
 
 
 def groups(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *parts: str) -> list[list[Comparison]]:
-    """What would be measured; nets keep their width."""
+    """What would be measured; nets keep their width, which is looked for once in each folder."""
     taken: list[list[Comparison]] = []
-    monkeypatch.setattr(overhead, "wide_enough", lambda plain, *_: plain)
+    calibrations: list[Path] = []
+
+    def keep_width(plain: dict[str, Any], length_ms: float, devices: int, folder: Path, *_: Any) -> dict[str, Any]:
+        assert folder not in calibrations
+        calibrations.append(folder)
+        return plain
+
+    monkeypatch.setattr(overhead, "wide_enough", keep_width)
     monkeypatch.setattr(overhead, "compare", lambda found, *_: taken.extend(found) or [])
     arguments = {name: value for name, value in config["benchmark"].items() if name not in ("_target_", "parts")}
     overhead.compare_overhead(config, Run(Path("somewhere"), [], {}, 0.0), lambda _: None, list(parts), **arguments)

@@ -57,7 +57,7 @@ class Spread:
         error = statistics.stdev(values) / len(values) ** 0.5
         margin = T_QUANTILES[min(len(values) - 1, len(T_QUANTILES)) - 1] * error
         mean = statistics.fmean(values)
-        return cls(median, max(0.0, mean - margin), mean + margin)
+        return cls(median, min(median, max(0.0, mean - margin)), max(median, mean + margin))
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def compare_overhead(
     batch_size = config["data"]["batch_size"]
 
     @functools.cache
-    def sized(length_ms: float, devices: int = 1, measure_what: str = "train") -> tuple[Config, int]:
+    def sized(length_ms: float, devices: int, measure_what: str = "train") -> tuple[Config, int]:
         """A training, or validation, whose steps take so long, and how many of them."""
         tell(f"looking for the width at which a step takes {length_ms} ms")
         steps = _steps(length_ms, measured_s)
@@ -77,13 +77,13 @@ def compare_overhead(
         steps = _steps(1, measured_s)
         groups.append(tiny_steps(with_net(training_config(config, tiny_batch_size, steps), width=tiny_width), steps))
     if "steps" in parts:
-        groups += [long_steps(*sized(length_ms), length_ms) for length_ms in step_ms]
+        groups += [long_steps(*sized(length_ms, 1), length_ms) for length_ms in step_ms]
     if "ranks" in parts:
-        groups.append(two_ranks(*sized(step_ms[-1], devices=2), step_ms[-1]))
+        groups.append(two_ranks(*sized(step_ms[-1], 2), step_ms[-1]))
     if "tracking" in parts:
         groups += [tracking(*sized(step_ms[-1], devices), step_ms[-1], devices) for devices in (1, 2, 4)]
     if "validation" in parts:
-        wide, num_batches = sized(step_ms[-1], measure_what="validate")
+        wide, num_batches = sized(step_ms[-1], 1, "validate")
         short = training_config(config, batch_size, steps=1, val_batches=num_batches)
         groups.append(validation(short | {"model": wide["model"]}, num_batches, step_ms[-1]))
     if "epoch" in parts:

@@ -92,15 +92,17 @@ def measure_scaling(
         for kind in kinds
         if kind == "strong" or number > min(devices) or "strong" not in kinds  # on the fewest both are the same
     ]
+    forward = _Forward(typed, Settings(1, 1, batch_sizes, calls))
     for repeat in range(repeats):
         start = repeat % len(combinations)
         for combination in combinations[start:] + combinations[:start]:
             _measure(combination, settings, run, repeat, timeout_s, tell)
-    latency_ms, error = _latency(typed, batch_sizes, calls, run, timeout_s, tell)
+        forward.measure(run, repeat, timeout_s, tell)
     records = [_record(combination, combinations, settings) for combination in combinations]
-    latency = [{"batch_size": size} | _percentiles(times) for size, times in latency_ms.items()]
+    latency = forward.rows()
     scaling_figure.write(run.folder, records, latency)
-    errors = [f"{_name(c)}: {c.error}" for c in combinations if c.error] + ([f"latency: {error}"] if error else [])
+    errors = [f"{_name(c)}: {c.error}" for c in combinations if c.error]
+    errors += [f"latency: {forward.error}"] if forward.error else []
     return Results(
         [{"what": "training"} | record for record in records] + [{"what": "latency"} | row for row in latency],
         [_table(records), *([_latency_table(latency)] if latency else [])],
@@ -144,19 +146,37 @@ def _measure(
     combination.rates.append(samples_per_s(measured, settings))
 
 
-def _latency(
-    typed: list[str], batch_sizes: list[int], calls: int, run: Run, timeout_s: float, tell: Callable[[str], None]
-) -> tuple[dict[int, list[float]], str | None]:
-    if not batch_sizes:
-        return {}, None
-    tell("latency")
-    settings = Settings(1, 1, batch_sizes, calls)
-    overrides = [*typed, "trainer/strategy=auto", "trainer.devices=1"]
-    try:
-        measured: Measured = measure(contender("latency", overrides, settings), run.folder / "runs/latency", timeout_s)
-    except MeasurementError as error:
-        return {}, str(error)
-    return {int(size): times for size, times in measured.report["latency_ms"].items()}, None
+@dataclass
+class _Forward:
+    """Forward passes on one device, of several batch sizes: their times in milliseconds, by repeat."""
+
+    typed: list[str]
+    settings: Settings
+    times_ms: list[dict[int, list[float]]] = field(default_factory=list)
+    error: str | None = None
+
+    def measure(self, run: Run, repeat: int, timeout_s: float, tell: Callable[[str], None]) -> None:
+        if self.error or not self.settings.batch_sizes:
+            return
+        tell(f"{repeat + 1} latency")
+        overrides = [*self.typed, "trainer/strategy=auto", "trainer.devices=1"]
+        try:
+            measured: Measured = measure(
+                contender("latency", overrides, self.settings), run.folder / "runs" / str(repeat) / "latency", timeout_s
+            )
+        except MeasurementError as error:
+            self.error = str(error)
+            return
+        self.times_ms.append({int(size): times for size, times in measured.report["latency_ms"].items()})
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each batch size: percentiles of all times, and samples a second by the repeats' medians."""
+        return [
+            {"batch_size": size, "samples_per_s": Spread.expected([1e3 * size / statistics.median(t) for t in repeats])}
+            | _percentiles([time_ms for times in repeats for time_ms in times])
+            for size in (self.settings.batch_sizes if self.times_ms else [])
+            for repeats in [[times[size] for times in self.times_ms]]
+        ]
 
 
 def _record(combination: Combination, all_of_them: list[Combination], settings: Settings) -> dict[str, Any]:
@@ -215,12 +235,16 @@ def _table(records: list[dict[str, Any]]) -> Table:
         efficiency = record["efficiency"]
         table.add_row(
             *first,
-            f"{rate.median:,.0f} ({rate.low:,.0f} to {rate.high:,.0f})",
+            _readable(rate),
             f"{record['samples_per_s_per_device']:,.0f}",
             "" if efficiency is None else f"{efficiency:.0%}",
             ", ".join(f"{step[name]:.2f}" for name in PERCENTILES) + " ms",
         )
     return table
+
+
+def _readable(rate: Spread) -> str:
+    return f"{rate.median:,.0f} ({rate.low:,.0f} to {rate.high:,.0f})"
 
 
 def _latency_table(latency: list[dict[str, Any]]) -> Table:
@@ -229,5 +253,5 @@ def _latency_table(latency: list[dict[str, Any]]) -> Table:
         table.add_column(name, justify="right")
     for row in latency:
         times = [f"{row[name]:.3f} ms" for name in PERCENTILES]
-        table.add_row(str(row["batch_size"]), *times, f"{1e3 * row['batch_size'] / row['p50']:,.0f}")
+        table.add_row(str(row["batch_size"]), *times, _readable(row["samples_per_s"]))
     return table

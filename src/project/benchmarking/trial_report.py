@@ -18,7 +18,7 @@ from project.tracking.curves import batch_length
 from project.tracking.facts import num_model_replicas
 from project.tracking.tracker import Tracker
 
-WARMUP_CALLS = 5
+WARMUP_CALLS, LEAST_S = 5, 0.2
 
 
 class TrialReport(Callback):
@@ -75,14 +75,18 @@ class TrialReport(Callback):
 
 
 def latencies_ms(trainer: L.Trainer, module: L.LightningModule, batch: Any, size: int, calls: int) -> list[float]:
-    """How long each of ``calls`` forward passes of ``size`` samples takes, in inference mode and after a warm-up."""
+    """How long forward passes of ``size`` samples take, each, in inference mode and after a warm-up.
+
+    At least ``calls`` of them, and as many as take 0.2 s: fifty short ones would say what the machine did just then.
+    """
     batch = with_size(batch, size)
     device = trainer.strategy.root_device
     was_training = module.training
     module.eval()
-    times = []
+    times: list[float] = []
+    enough = time.perf_counter() + LEAST_S
     with torch.inference_mode(), trainer.precision_plugin.predict_step_context():
-        for _ in range(WARMUP_CALLS + calls):
+        while len(times) < WARMUP_CALLS + calls or time.perf_counter() < enough:
             _wait_for(device)
             begin = time.perf_counter()
             module.predict_step(batch, 0)
