@@ -187,3 +187,8 @@ def test_a_checkpoint_does_not_decide_whether_the_optimizer_is_fused() -> None:
         assert loads.param_groups[0]["fused"] is own
         loads.param_groups[0]["params"][0].grad = torch.ones(1, 1)
         loads.step()
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+def test_gradients_are_clipped_in_every_precision(tmp_path: Path, precision: Any) -> None:
+    assert len(rates(tmp_path, None, precision=precision, gradient_clip_val=0.5)) == 10

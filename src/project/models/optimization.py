@@ -65,8 +65,8 @@ def can_fuse(
     if any(getattr(part, "sparse", False) for part in module.modules()):
         return False  # gradients of such embeddings are sparse
     trainer = module._trainer
-    if trainer is not None and trainer.precision == "16-mixed":
-        return False  # the gradient scaler would unscale within the kernel, after gradients were clipped
+    if trainer is not None and str(trainer.precision).endswith("-mixed"):
+        return False  # a scaler would unscale within the kernel, after the clipping, which Lightning therefore refuses
     # The kernels know no DTensors, those of SGD at least.
     return all(
         p.is_floating_point() and p.device.type in ("cpu", "cuda") and not isinstance(p, DTensor) for p in parameters
