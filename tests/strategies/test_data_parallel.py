@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
-from data_parallel_training import Counting, fitted, trainer
+from data_parallel_training import Counting, fitted, forward, trainer
 from project.launch.composition import config_folder, register_resolvers
 from project.models.nets import MLP
 from project.strategies import is_single_process
@@ -41,12 +41,6 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
-
-
-def forward(net: nn.Module, devices: int, threaded: bool = False) -> nn.Module:
-    """The net as the strategy leaves it during a run."""
-    net.__dict__["forward"] = ParallelForward(net, "net", [CPU] * devices, threaded)
-    return net
 
 
 # The same experiment

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from data_parallel_training import Counting, fitted, trainer
+from data_parallel_training import Counting, fitted, forward, trainer
 from project.errors import UserError
 from project.strategies.data_parallel import DataParallelStrategy, ParallelForward
 from small_classifier import (
@@ -32,12 +32,6 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
-
-
-def forward(net: nn.Module, devices: int, threaded: bool = False) -> nn.Module:
-    """The net as the strategy leaves it during a run."""
-    net.__dict__["forward"] = ParallelForward(net, "net", [CPU] * devices, threaded)
-    return net
 
 
 # Modes, random numbers, buffers, copies
