@@ -41,7 +41,7 @@ def test_what_takes_the_time_bounds_the_run(change: dict[str, float], expected: 
     assert bound(*[replace(BALANCED, **change)] * 2) == expected
 
 
-@pytest.mark.parametrize(("data", "expected"), [(0.19, "compute"), (0.21, "input"), (2.0, "input")])
+@pytest.mark.parametrize(("data", "expected"), [(0.2, "compute"), (0.9, "input"), (1.1, "input")])
 def test_data_that_come_as_fast_as_from_a_queue_are_no_bound_unless_they_take_a_good_part(
     data: float, expected: str
 ) -> None:

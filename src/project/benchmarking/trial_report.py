@@ -43,9 +43,8 @@ class TrialReport(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step >= trainer.max_steps:
-            _wait_for(
-                trainer.strategy.root_device
-            )  # before the end of training, at which others have work of their own
+            # Here, since at the end of training others have work of their own.
+            _wait_for(trainer.strategy.root_device)
         self.ends_s.append(time.monotonic())
         self.epochs.append(trainer.current_epoch)
         self.samples.append(batch_length(batch) * num_model_replicas(trainer))

@@ -52,7 +52,9 @@ class Diagnosis:
 # Shares of a step from which on a part of it is what to change first. Data over 5 % and communication over 10 % are
 # the limits at which the former PyTorch profiler plugin for TensorBoard gave its advice; the rest were found by trial.
 LIMITS = {"input": 0.05, "transfer": 0.05, "synchronisation": 0.10, "host": 0.25, "straggler": 0.20}
-FROM_QUEUE_MS = 0.2  # to fetch a batch that workers have ready; where data wait no longer, the host's limit is theirs
+# Where data wait no longer for a batch, the host's limit is theirs: out of the queue of workers that have it ready, 64
+# small pictures took 1.8 ms on two cores, and workers then slow a run down.
+FROM_QUEUE_MS = 1.0
 COMPUTING = 0.5  # of a step, below which the rest of it goes to one part here and to another there
 APART = 2.0  # a straggler is later than any other by this factor
 BY_OPERATIONS = 0.5  # of forward and backward, from which on their operations, not what they compute, are the cost
