@@ -1,6 +1,7 @@
 """A run that goes on is the run that would have been: weights, curves, best score, to the last bit."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from faults.kill_and_resume import OPTIONS, differences, last, rounds, train
 from project.errors import UserError
 from project.launch import agent
+from project.strategies.sharded_checkpoint import consolidate, is_sharded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -99,6 +101,19 @@ def test_number_of_ranks_may_change_inside_an_epoch(tmp_path: Path, capfd: pytes
     log = (tmp_path / "run" / "ranks" / "rank_0.log").read_text()
     assert "Going on after step 12 (last.ckpt)" in log
     assert "Saved by 2 rank(s), the run goes on with 1: the batches are the same" in log
+
+
+def test_shards_go_on_under_any_strategy_as_one_file_would(tmp_path: Path) -> None:
+    killed(tmp_path / "run", "trainer.devices=2", "trainer/strategy=fsdp")
+    for strategy, devices in {"auto": 1, "ddp": 2, "dp": 2}.items():
+        runs = [shutil.copytree(tmp_path / "run", tmp_path / f"{strategy}_{kind}") for kind in ("shards", "file")]
+        assert is_sharded(runs[0] / "checkpoints" / "last.ckpt")
+        consolidate(runs[1] / "checkpoints" / "last.ckpt")
+        for run in runs:
+            train(run, "++model.at=-1", f"trainer.devices={devices}", f"trainer/strategy={strategy}")
+            assert "Going on after step 12 (last.ckpt)" in (run / "ranks" / "rank_0.log").read_text()
+            assert last(run)["global_step"] == 36
+        assert differences(last(runs[0]), last(runs[1])) == []
 
 
 def test_batches_cant_change_inside_an_epoch(tmp_path: Path) -> None:

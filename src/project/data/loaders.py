@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import random
 import signal
-import weakref
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from multiprocessing.util import Finalize
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import lightning as L
 import numpy as np
+import psutil
 import torch
 from lightning.fabric.utilities.types import _Stateful
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -149,14 +149,14 @@ class _Batches(Dataset[Any]):
     interrupted one had drawn before.
 
     Attributes:
-        reading: What each worker is reading, to be told if it dies: sample indices, then -1, (workers, 16), in memory
-            that the processes share.
+        reading: What each worker is reading, to be told if it dies: (workers, 17), in memory that the processes share.
+            Sample indices, then -1; last the worker's process id.
     """
 
     def __init__(self, samples: MapDataset, collate_fn: Callable[[list[Any]], Any], num_workers: int) -> None:
         self.samples = samples
         self.collate_fn = collate_fn
-        self.reading = torch.full((num_workers, 16), -1).share_memory_() if num_workers else None  # type: ignore[no-untyped-call]
+        self.reading = torch.full((num_workers, 17), -1).share_memory_() if num_workers else None  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -168,9 +168,11 @@ class _Batches(Dataset[Any]):
             torch.default_generator.manual_seed(seed)
             np.random.seed(seed % 2**32)
             random.seed(seed)
-        noted = np.zeros(16, np.int64) if worker is None or self.reading is None else self.reading[worker.id].numpy()
+        note = np.zeros(17, np.int64) if worker is None or self.reading is None else self.reading[worker.id].numpy()
+        noted = note[:16]
         noted[:] = -1
         noted[: len(indices)] = indices[:16]
+        note[16] = os.getpid()
         try:
             if epoch_seed is not None and hasattr(self.samples, "getitems_in_training"):
                 fetched = self.samples.getitems_in_training(indices, sample_seeds(epoch_seed, indices))
@@ -195,27 +197,33 @@ class _Loader(DataLoader[Any]):
     """A loader that knows which samples each of its workers is on."""
 
     # No constructor of its own: Lightning makes another loader of the same arguments for predictions.
-    _running: weakref.ref[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         iterator = super().__iter__()
-        self._running = weakref.ref(iterator)
         if self.num_workers:
             _end_workers_at_exit(os.getpid())  # a fork starts without what its parent has registered
         return iterator
 
     def lost(self) -> str | None:
-        """Which samples a worker that died was on; None where none has."""
-        workers = getattr(self._running() if self._running is not None else None, "_workers", [])
+        """Which samples a worker that died was on; None where none has.
+
+        By process ids: a worker may die before the iterator is made that could be asked for it.
+        """
         batches = self.dataset
         assert isinstance(batches, _Batches)
-        for number, worker in enumerate(workers):
-            if worker.exitcode not in (None, 0) and batches.reading is not None:
-                noted = batches.reading[number].numpy()
-                if noted[0] >= 0:
-                    samples = type(batches.samples).__name__
-                    return f"A worker of the loader died while {_named(noted)} of {samples} was read."
+        for *noted, process_id in [] if batches.reading is None else batches.reading.tolist():
+            if noted[0] >= 0 and _has_ended(process_id):
+                return (
+                    f"A worker of the loader died while {_named(noted)} of {type(batches.samples).__name__} was read."
+                )
         return None
+
+
+def _has_ended(process_id: int) -> bool:
+    try:
+        return psutil.Process(process_id).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _start_worker(then: Callable[[int], None] | None, worker: int) -> None:
@@ -304,7 +312,7 @@ def _epoch_seed(sampler: TrainBatches, of: str | None = None) -> int:
     return random.Random(f"{sampler.seed}/{sampler.epoch}/{of or sampler.rank}").getrandbits(62)
 
 
-def _named(noted: NDArray[np.int64]) -> str:
-    indices = noted[noted >= 0].tolist()
+def _named(noted: NDArray[np.int64] | list[int]) -> str:
+    indices = [int(index) for index in noted if index >= 0]
     listed = ", ".join(map(str, indices)) + (", ..." if len(indices) == len(noted) else "")
     return f"one of the samples {listed}" if len(indices) > 1 else f"sample {listed}"

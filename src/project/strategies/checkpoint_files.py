@@ -59,7 +59,11 @@ class CheckpointFiles(TorchCheckpointIO):
         self._pending[path] = self._writer.submit(_written, write, copy_to_host(checkpoint), path, options)
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        from project.strategies.sharded_checkpoint import is_sharded, load_sharded
+
         self.wait()
+        if is_sharded(Path(path)):  # of a run that was spread over ranks, and goes on under another strategy
+            return load_sharded(Path(path), like={}, weights_only=kwargs.get("weights_only"))
         return super().load_checkpoint(path, *args, **kwargs)
 
     def wait(self, path: Path | None = None) -> bool:
