@@ -20,6 +20,7 @@ def evaluate(config: dict[str, Any], run: Run) -> Outcome:
     from project.data.sharing import share
     from project.launch.build import build
     from project.launch.checkpoint import loading
+    from project.launch.progress_display import shows_bar
     from project.launch.rank import cluster_environment
     from project.launch.run_folder import write_metrics
 
@@ -28,6 +29,7 @@ def evaluate(config: dict[str, Any], run: Run) -> Outcome:
     share(datamodule, config["seed"])
     trainer: L.Trainer = build(
         config, "trainer", default_root_dir=run.folder, logger=False, enable_checkpointing=False,
+        enable_progress_bar=shows_bar(config),
         plugins=cluster_environment(), callbacks=quantization(config["quantize"]),
     )  # fmt: skip
     with trainer.precision_plugin.module_init_context():

@@ -23,7 +23,9 @@ def predict(config: dict[str, Any], run: Run) -> Outcome:
     from project.launch.capabilities import unpredicting
     from project.launch.checkpoint import loading
     from project.launch.predictions import PredictionWriter
+    from project.launch.progress_display import shows_bar
     from project.launch.rank import cluster_environment
+    from project.launch.run_folder import write_metrics
 
     L.seed_everything(config["seed"], workers=True, verbose=False)
     datamodule = build(config, "data")
@@ -35,6 +37,7 @@ def predict(config: dict[str, Any], run: Run) -> Outcome:
     writer = PredictionWriter(run.folder / f"predictions.{config['format']}")
     trainer: L.Trainer = build(
         config, "trainer", default_root_dir=run.folder, logger=False, enable_checkpointing=False,
+        enable_progress_bar=shows_bar(config),
         plugins=cluster_environment(), callbacks=[*quantization(config["quantize"]), writer],
     )  # fmt: skip
     with trainer.precision_plugin.module_init_context():
@@ -49,7 +52,10 @@ def predict(config: dict[str, Any], run: Run) -> Outcome:
 
     files = {"predictions": str(writer.path)}
     samples = {"samples": float(writer.num_rows)}
-    return Outcome(samples, folder=str(run.folder), files=files, world_size=trainer.world_size)
+    outcome = Outcome(samples, folder=str(run.folder), files=files, world_size=trainer.world_size)
+    if trainer.is_global_zero:
+        write_metrics(run.folder, outcome)
+    return outcome
 
 
 main = command("predict", predict, prepare=compose_from_checkpoint)

@@ -26,6 +26,7 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
     from project.launch.full_disk import spare_curves
     from project.launch.last_window import LastWindow
     from project.launch.loops import install
+    from project.launch.model_summary import summary_of
     from project.launch.monitor import MonitorCheck
     from project.launch.progress_display import display_of
     from project.launch.rank import cluster_environment
@@ -55,12 +56,13 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
         "trainer",
         default_root_dir=run.folder,
         callbacks=[
-            MonitorCheck(config["monitor"]),
+            MonitorCheck(config["monitor"], config["mode"]),
             states,
             FinalValidation(),
             LastWindow(),
             *callbacks,
             *display_of(config, callbacks),
+            *summary_of(config, callbacks),
             *of_search,
             ConfigInCheckpoint(masked(config)),
         ],

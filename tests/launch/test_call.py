@@ -17,6 +17,7 @@ def test_a_run_says_where_its_folder_is_and_its_checkpoint_can_be_evaluated(
 ) -> None:
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
         monkeypatch.delenv(name, raising=False)  # of other tests
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # else a process decides that once, for itself and its children
     before = dict(os.environ)
     outcome = call("train", *QUIET, f"paths.outputs={tmp_path}")
     assert outcome.folder is not None

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pictures import folder_of_pictures
 from project.errors import UserError
-from project.launch.composition import check_choices, config_folder, explain, slug
+from project.launch.composition import check_choices, config_folder, explain, name_after_own_class, slug
 
 Compose = Callable[..., DictConfig]
 
@@ -30,7 +30,7 @@ def sentence_of(compose: Compose, *overrides: str, name: str = "train") -> str:
     with pytest.raises(Exception) as info:
         OmegaConf.to_container(compose(*overrides, name=name), resolve=True, throw_on_missing=True)
     assert isinstance(info.value, Exception)
-    text = explain(info.value, name)
+    text = explain(info.value, name, overrides)
     assert text is not None
     return text
 
@@ -124,11 +124,31 @@ def test_what_is_typed_wins_over_the_experiment(compose: Compose) -> None:
         ("modle/net=mlp", "modle/net is not in the config: did you mean model/net?"),
         ("trainer.zzz=1", "did you mean trainer? To add a new key type +trainer.zzz=VALUE"),
         ("zzz=1", "zzz is not in the config: leave it out, or add it to the class that takes it, as in +model.zzz=V"),
+        ("data=image_folder data.foldr=x", "data.foldr is not in the config: did you mean data.folder?"),
         ("ckpt_path=x", "ckpt_path is not in the config: type resume=FOLDER to go on with a run"),
     ],
 )
 def test_an_unknown_key_or_group_comes_with_the_nearest(compose: Compose, override: str, text: str) -> None:
-    assert text in sentence_of(compose, override)
+    assert text in sentence_of(compose, *override.split())
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        (["model._target_=my_lab.models.MyGPTNet"], "my_gpt_net"),
+        (["data._target_=lab.Points"], "points"),
+        (["data._target_=lab.Points", "model._target_=lab.line.Line2D"], "line2_d"),
+        (["model._target_=lab.Net", "name=mine"], None),
+        (["model._target_=lab.Net", "experiment=digits_cnn"], None),
+        (["model._target_=lab.Net,lab.Other"], None),
+        (["resume=outputs/x", "model._target_=lab.Net"], None),
+        (["optimizer.lr=0.1"], None),
+    ],
+)
+def test_a_run_is_named_after_the_class_that_is_put_in(typed: list[str], name: str | None) -> None:
+    arguments = ["train", *typed]
+    name_after_own_class(arguments)
+    assert arguments == ["train", *typed, *([f"name={name}"] if name else [])]
 
 
 @pytest.mark.parametrize(

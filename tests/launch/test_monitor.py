@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from project.errors import UserError
 from project.launch.monitor import MonitorCheck
+from project.launch.monitor_mode import check_mode, direction
 
 
 class Model(L.LightningModule):
@@ -42,12 +43,17 @@ class Model(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": self.scheduler_monitor}}
 
 
-def fit(model: Model, monitor: str | None, *callbacks: L.Callback) -> None:
+class SeveralSets(Model):
+    def validation_step(self, batch: Tensor, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("val/loss", 0.5)
+
+
+def fit(model: Model, monitor: str | None, *callbacks: L.Callback, sets: int = 1) -> None:
     data: DataLoader[Tensor] = DataLoader(torch.randn(4, 1), batch_size=2)  # type: ignore[arg-type]
     L.Trainer(
         accelerator="cpu", max_epochs=1, num_sanity_val_steps=1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=[MonitorCheck(monitor), *callbacks],
-    ).fit(model, data, data)  # fmt: skip
+    ).fit(model, data, [data] * sets if sets > 1 else data)  # fmt: skip
 
 
 @pytest.mark.parametrize("monitor", ["val/accuracy", "val/loss", None, "train/loss", "train_loss"])
@@ -111,3 +117,53 @@ def test_what_a_schedule_monitors_is_checked_too() -> None:
     with pytest.raises(UserError, match="^a callback or scheduler: .*: give it monitor=val/loss"):
         fit(model, None)
     assert model.steps == 0
+
+
+def test_metrics_of_several_validation_sets_can_be_monitored() -> None:
+    model = SeveralSets()
+    fit(model, "val/loss/dataloader_idx_1", sets=2)
+    assert model.steps == 2
+    with pytest.raises(UserError, match=r"logs in validation \(val/loss/dataloader_idx_0, val/loss/dataloader_idx_1\)"):
+        fit(SeveralSets(), "val/loss", sets=2)
+
+
+def test_advice_comes_with_the_mode_that_its_name_asks_for() -> None:
+    with pytest.raises(UserError, match=r"type monitor=val/loss mode=min$"):
+        fit(Model(("val/loss",)), "val/los")
+
+
+@pytest.mark.parametrize(
+    ("metric", "better"),
+    [
+        ("val_loss", "min"),
+        ("val/rmse", "min"),
+        ("valid.acc", "max"),
+        ("val/F1", "max"),
+        ("val/closs", None),
+        ("x", None),
+    ],
+)
+def test_the_usual_names_say_which_is_better(metric: str, better: str | None) -> None:
+    assert direction(metric) == better
+
+
+@pytest.mark.parametrize(
+    ("typed", "monitor", "mode", "refused"),
+    [
+        (["monitor=val/loss"], "val/loss", "max", "type mode=min too, or mode=max if that is meant"),
+        (["monitor=val/accuracy"], "val/accuracy", "min", "type mode=max too, or mode=min if that is meant"),
+        (["monitor=val/loss", "mode=max"], "val/loss", "max", None),
+        (["mode=max"], "val/loss", "max", None),
+        (["monitor=val/x"], "val/x", "max", None),
+        (["monitor=null"], None, "max", None),
+    ],
+)
+def test_a_typed_monitor_is_not_judged_by_the_mode_of_another(
+    typed: list[str], monitor: str | None, mode: str, refused: str | None
+) -> None:
+    config = {"monitor": monitor, "mode": mode}
+    if refused is None:
+        check_mode(config, typed)
+    else:
+        with pytest.raises(UserError, match=refused):
+            check_mode(config, typed)

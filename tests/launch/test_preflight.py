@@ -288,6 +288,26 @@ def test_a_net_that_was_put_in_is_given_what_it_takes(compose: Compose) -> None:
     assert config["model"]["net"].keys() == {"_target_", "num_classes"}
 
 
+@pytest.mark.parametrize(
+    ("overrides", "group", "kept"),
+    [
+        (["optimizer._target_=torch.optim.Adagrad"], "optimizer", {"_target_", "lr", "weight_decay"}),
+        (["optimizer._target_=torch.optim.Adagrad", "optimizer.betas=[0,0]"], "optimizer",
+         {"_target_", "lr", "weight_decay", "betas"}),
+        (["scheduler._target_=torch.optim.lr_scheduler.CosineAnnealingLR", "+scheduler.T_max=auto"], "scheduler",
+         {"_target_", "T_max", "interval"}),
+    ],
+    ids=["optimizer", "typed_stays", "schedule"],
+)  # fmt: skip
+def test_an_optimizer_and_a_schedule_that_were_put_in_are_given_what_they_take(
+    compose: Compose, overrides: list[str], group: str, kept: set[str]
+) -> None:
+    config = plain(compose(*overrides))
+    preflight.fit_to_targets(config, overrides)
+    assert config[group].keys() == kept
+    assert config["model"][group] == config[group]
+
+
 @pytest.mark.usefixtures("mine")
 @pytest.mark.parametrize("typed", ["scheduler=warmup_cosine", "scheduler.interval=epoch"])
 def test_what_is_typed_for_a_group_that_the_model_does_not_read_is_refused(compose: Compose, typed: str) -> None:

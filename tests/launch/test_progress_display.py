@@ -10,7 +10,7 @@ import pytest
 
 from project.launch import heartbeat
 from project.launch.heartbeat import Beat, Heartbeats, Sign
-from project.launch.progress_display import ProgressDisplay, display_of, duration, farthest_behind
+from project.launch.progress_display import ProgressDisplay, display_of, duration, farthest_behind, shows_bar
 from small_classifier import Classifier, loader, mlp
 
 PLAIN: dict[str, Any] = {"progress": {"_target_": "project.launch.progress_display.ProgressDisplay"}, "trainer": {}}
@@ -43,6 +43,34 @@ def test_between_two_intervals_only_the_end_is_told(tmp_path: Path, capsys: pyte
     train(ProgressDisplay(interval_s=1000), tmp_path, max_epochs=-1, max_steps=5)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ")]
     assert "step 5/5" in line
+
+
+def test_what_a_model_logs_in_validation_is_told_without_prog_bar(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Plain(Classifier):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            for number in range(6):
+                self.log(f"val_{number}", float(number))
+
+    trainer = L.Trainer(
+        accelerator="cpu", callbacks=[ProgressDisplay(interval_s=1000)], logger=False, enable_checkpointing=False,
+        enable_model_summary=False, default_root_dir=tmp_path, max_epochs=1,
+    )  # fmt: skip
+    trainer.fit(Plain(mlp()).double(), loader([4] * 2), loader([4]))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ")]
+    assert "val_0 0.0000, val_1 1.0000, val_2 2, val_3 3" in line
+    assert "val_4" not in line
+
+
+@pytest.mark.parametrize(
+    ("wanted", "stream", "shows"), [(True, "Terminal", True), (False, "Terminal", False), (True, "StringIO", False)]
+)
+def test_lightnings_bar_is_for_terminals(
+    monkeypatch: pytest.MonkeyPatch, wanted: bool, stream: str, shows: bool
+) -> None:
+    monkeypatch.setattr(sys, "stdout", Terminal() if stream == "Terminal" else io.StringIO())
+    assert shows_bar({"trainer": {"enable_progress_bar": wanted}}) == shows
 
 
 class Terminal(io.StringIO):

@@ -11,6 +11,7 @@ import pytest
 from project.errors import UserError
 from project.launch import run_state
 from project.launch.agent import RankError
+from project.launch.stopping import Stopped
 
 
 def test_run_is_running_and_then_finished(tmp_path: Path) -> None:
@@ -33,7 +34,8 @@ def test_run_is_running_and_then_finished(tmp_path: Path) -> None:
         (RuntimeError("out of memory\n"), "failed", "RuntimeError: out of memory"),
         (RankError("rank 1 failed first:\nTraceback ...\nValueError: x\n"), "failed", "ValueError: x"),
         (KeyError(), "failed", "KeyError"),
-        (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt"),
+        (KeyboardInterrupt(), "interrupted", "stopped by SIGINT"),
+        (Stopped(signal.SIGTERM), "interrupted", "stopped by SIGTERM"),
         (SystemExit(143), "interrupted", "SystemExit: 143"),
     ],
 )

@@ -192,3 +192,30 @@ def test_a_checkpoint_does_not_decide_whether_the_optimizer_is_fused() -> None:
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
 def test_gradients_are_clipped_in_every_precision(tmp_path: Path, precision: Any) -> None:
     assert len(rates(tmp_path, None, precision=precision, gradient_clip_val=0.5)) == 10
+
+
+ONE_CYCLE = {"_target_": "torch.optim.lr_scheduler.OneCycleLR", "max_lr": 0.1, "total_steps": 10}
+
+
+@pytest.mark.parametrize(("name", "cycles"), [("Adagrad", False), ("LBFGS", False), ("SGD", True), ("AdamW", True)])
+def test_momentum_is_cycled_where_there_is_some(name: str, cycles: bool) -> None:
+    built: Any = configure(Line(None), {"_target_": f"torch.optim.{name}", "lr": 0.1}, ONE_CYCLE)
+    assert built["lr_scheduler"]["scheduler"].cycle_momentum == cycles
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler", "sentence"),
+    [
+        (
+            {"_target_": "torch.optim.Muon"},
+            None,
+            r"^optimizer\._target_=torch\.optim\.Muon can't be built \(.*type op",
+        ),
+        ({"_target_": "torch.optim.SGD", "betas": [0, 0]}, None, r"can't be built \(.*betas.*type optimizer=adamw"),
+        (ADAMW, ONE_CYCLE | {"pct_start": 3.0}, r"^scheduler\._target_=.*pct_start.*type scheduler=none"),
+    ],
+    ids=["parameters", "arguments", "schedule"],
+)
+def test_what_a_class_refuses_is_told_in_a_sentence(optimizer: Any, scheduler: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        configure(Line(None), optimizer, scheduler)

@@ -39,7 +39,7 @@ def test_what_the_config_names_is_shown_flat_with_classes_by_their_last_name() -
     ("override", "more"),
     [
         ("trainer.max_epochs=3", {"trainer.max_epochs": 3}),
-        ("++name=mine", {"name": "mine"}),
+        ("++name=mine", {}),
         ("model/net=mlp", {}),
         ("trainer/strategy=auto", {"trainer.strategy": "auto"}),
         ("optimizer.lr=0.1", {}),
@@ -48,7 +48,7 @@ def test_what_the_config_names_is_shown_flat_with_classes_by_their_last_name() -
         ("experiment=digits_mlp", {}),
         ("paths.run_dir=somewhere", {}),
         ("hydra.verbose=true", {}),
-        ("name='a=b'", {"name": "mine"}),
+        ("name='a=b'", {}),
         ("callbacks=early_stopping", {"callbacks": "early_stopping"}),
     ],
 )

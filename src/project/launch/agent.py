@@ -130,7 +130,7 @@ def _agent(
         args=arguments,
         rdzv_handler=Alone(),
         max_restarts=launch.get("max_restarts", 0),
-        monitor_interval=0.1,
+        monitor_interval=0.001,  # the agent waits for the ranks themselves
     )
 
     def before_restart(failures: dict[int, Any]) -> str | None:

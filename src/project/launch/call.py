@@ -39,6 +39,6 @@ def call(command: str, *overrides: str) -> Outcome:
         with initialize_config_dir(str(config_folder()), version_base="1.3"):
             composed = compose(config_name, arguments[1:])
     except Exception as error:
-        text = explain(error, config_name)
+        text = explain(error, config_name, overrides)
         raise (UserError(text) if text else error) from None
     return run_job(f"project.{command}:{command}", composed, list(overrides), command, started_at=started_at)

@@ -14,8 +14,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from project.errors import FULL_ERROR, full_tracebacks, sentence
 from project.launch import cpu, usage
-from project.launch.composition import check_choices, config_folder, explain, register_resolvers, take_experiment_file
+from project.launch.composition import (
+    check_choices,
+    config_folder,
+    explain,
+    name_after_own_class,
+    register_resolvers,
+    take_experiment_file,
+)
 from project.launch.run import Outcome
+from project.launch.stopping import TOLD
 from project.sweep.plugins import ask_for_several_jobs, go_on_with_sweep, register_plugins
 
 Prepare = Callable[[str, list[str]], str]
@@ -62,6 +70,8 @@ def run(
         register_plugins()
         ask_for_several_jobs(sys.argv)
         take_experiment_file(sys.argv)
+        if name == "train":
+            name_after_own_class(sys.argv)
         check_choices(sys.argv)
         if usage.is_asked_for(sys.argv):
             print(usage.help_text(doc, config_name, sys.argv), flush=True)
@@ -97,8 +107,9 @@ def run(
         hydra.main(config_path=str(config_folder()), config_name=config_name, version_base="1.3")(task)()
         if failed:
             raise failed[0]
-    except KeyboardInterrupt:
-        print("\nInterrupted.", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        if error.args != (TOLD,):
+            print("\nInterrupted.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of the help (head, less) has seen enough
         sys.stderr.close()
@@ -115,7 +126,7 @@ def flags_first(arguments: list[str]) -> None:
 
 
 def _tell(error: Exception, config_name: str, wants_traceback: bool) -> int:
-    text = sentence(error) or explain(error, config_name)
+    text = sentence(error) or explain(error, config_name, sys.argv[1:])
     if text is None and type(error).__name__ == "RankError":
         text = str(error)  # the rank's own traceback
     if wants_traceback or text is None:

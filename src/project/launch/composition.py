@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,20 @@ def take_experiment_file(arguments: list[str]) -> None:
         arguments[place] = f"experiment={name}"
 
 
+def name_after_own_class(arguments: list[str]) -> None:
+    """Name a run after the class that is put in, ``my_models.MyNet`` as ``my_net``, unless a name was typed.
+
+    The experiment's name belongs to the model and the data that are replaced.
+    """
+    typed = dict(argument.partition("=")[::2] for argument in arguments[1:])
+    if typed.keys() & {"name", "experiment", "+experiment", "resume"}:
+        return
+    target = typed.get("model._target_") or typed.get("data._target_")
+    if target and re.fullmatch(r"(\w+\.)+\w+", target):
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", target.rpartition(".")[2])
+        arguments.append(f"name={words.lower()}")
+
+
 def check_choices(arguments: list[str]) -> None:
     """Check that each config group that is typed gets the name of a file, which Hydra takes for granted.
 
@@ -108,8 +122,11 @@ def slug(text: str) -> str:
     return re.sub(r"[^\w=,.+-]+", "-", str(text)).strip("-")[:120]
 
 
-def explain(error: Exception, config_name: str) -> str | None:
-    """Hydra's or OmegaConf's error in a sentence with the nearest right name; None for any other error."""
+def explain(error: Exception, config_name: str, arguments: Sequence[str] = ()) -> str | None:
+    """Hydra's or OmegaConf's error in a sentence with the nearest right name; None for any other error.
+
+    ``arguments`` were typed: keys are looked for in the groups that they choose.
+    """
     if isinstance(error, MissingConfigException):
         return _explain_choice(error)
     if isinstance(error, OverrideParseException):
@@ -118,7 +135,7 @@ def explain(error: Exception, config_name: str) -> str | None:
             f"({' '.join(str(error).split())})"
         )
     if isinstance(error, ConfigCompositionException):
-        return _explain_override(f"{error}\n{error.__cause__ or ''}", config_name)
+        return _explain_override(f"{error}\n{error.__cause__ or ''}", list(_keys(config_name, arguments)), config_name)
     if isinstance(error, MissingMandatoryValue):
         return f"{_full_key(error)} has no value: type {_full_key(error)}=VALUE"
     if isinstance(error, InterpolationKeyError):
@@ -158,11 +175,11 @@ def _explain_choice(error: MissingConfigException) -> str:
     return f"{group}={choice} can't be chosen, the choices are {', '.join(error.options)}: {advice}"
 
 
-def _explain_override(message: str, config_name: str) -> str:
+def _explain_override(message: str, keys: list[str], config_name: str) -> str:
     deleted = re.search(r"Could not delete from config\. '([^']+)' does not exist", message)
     if deleted:
         key = deleted.group(1)
-        return f"{key} is not in the config{key_hint(key, list(_keys(config_name))) or '.'}"
+        return f"{key} is not in the config{key_hint(key, keys) or '.'}"
     match = re.search(
         r"Could not (?:override|delete from config|append to config|append|add) '?([^'\n]+?)'?\.(?:\n| )", message
     )
@@ -175,7 +192,7 @@ def _explain_override(message: str, config_name: str) -> str:
         return f"{key} is a config group that {config_name} does not use: type +{key}=CHOICE to add it"
     if key in OF_OTHERS:
         return f"{key} is not in the config: {OF_OTHERS[key]}"
-    hint = key_hint(key, [*_keys(config_name), *groups])
+    hint = key_hint(key, [*keys, *groups])
     if not re.search(r"[./]", key):  # at the top of the config nothing would read it
         return f"{key} is not in the config{hint or f': {where_to_add(key)}'}"
     return f"{key} is not in the config{hint or '.'} To add a new key type +{key}=VALUE"
@@ -227,14 +244,19 @@ def _groups() -> Iterator[str]:
             yield str(path.relative_to(folder))
 
 
-def _keys(config_name: str) -> Iterator[str]:
-    """All keys of the config as it is with no overrides, dotted."""
+def _keys(config_name: str, arguments: Sequence[str] = ()) -> Iterator[str]:
+    """All keys, dotted, of the config with no overrides but the groups that are chosen in ``arguments``."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
     GlobalHydra.instance().clear()  # Hydra is about to exit; its state has served
+    chosen = [text for text in arguments if "=" in text and text.partition("=")[0] in set(_groups())]
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        yield from walk(compose(config_name))
+        try:
+            config = compose(config_name, chosen)
+        except HydraException:  # one of them is what is wrong
+            config = compose(config_name)
+        yield from walk(config)
 
 
 def walk(node: DictConfig, prefix: str = "") -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.connection
 import os
 import signal
 import sys
@@ -23,6 +24,7 @@ from project.launch.heartbeat import Heartbeats, Sign
 from project.launch.stopping import EXIT_CODES, SIGNALS
 
 STOP_TIMEOUT_S = 2  # from a rank's failure to the end of the others: they may finish their logs in between
+LOOK_EVERY_S = 0.1  # at the ranks' signs of life, while none ends
 DUMP_S = 0.5  # time for ranks to write their stacks
 
 
@@ -116,6 +118,8 @@ class Agent(LocalElasticAgent):
         self._signal_ranks(signal.SIGTERM if signum == signal.SIGINT else signal.Signals(signum))
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        # torch's agent sleeps between two looks; so the end of a rank is seen when it comes.
+        multiprocessing.connection.wait([p.sentinel for p in self._processes() if p.exitcode is None], LOOK_EVERY_S)
         dead = {rank: p.exitcode for rank, p in enumerate(self._processes()) if p.exitcode not in (None, 0)}
         now = time.monotonic()
         if not dead and now >= self._look_at:

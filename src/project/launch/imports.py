@@ -21,6 +21,20 @@ NEEDED_BY_RANKS = (
     "project.tracking.tracker",
 )
 
+# What a training imports besides; a server does so ahead of many.
+NEEDED_BY_TRAINING = (
+    "project.launch.final_validation",
+    "project.launch.last_window",
+    "project.launch.loops",
+    "project.launch.model_summary",
+    "project.launch.monitor",
+    "project.launch.progress_display",
+    "project.models.nets",
+    "project.strategies.sharded_checkpoint",
+    "project.sweep.pruning",
+    "project.tracking.hparams",
+)
+
 
 def import_for_good(*names: str) -> None:
     """Import these modules, and look for no garbage among what they make: neither meanwhile nor later.

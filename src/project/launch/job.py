@@ -7,13 +7,13 @@ import random
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from project.errors import UserError
@@ -24,6 +24,7 @@ from project.launch import (
     cpu,
     devices,
     hosts,
+    monitor_mode,
     preflight,
     rank,
     requeue,
@@ -33,10 +34,11 @@ from project.launch import (
     strategy,
     trust,
 )
+from project.launch.clock import process_started_at
 from project.launch.imports import import_for_ranks
 from project.launch.run import Outcome, Run
 from project.launch.secrets import check_unmasked, masked, masked_arguments, unmasked
-from project.launch.stopping import Stopped, listening
+from project.launch.stopping import TOLD, Stopped, listening
 from project.launch.summary import announce, shorten, summarize
 from project.strategies import is_single_process, pipeline_layout, ranks_per_batch
 
@@ -58,6 +60,8 @@ def run_job(
         UserError: something in the config can't work; nothing was started and no folder was made.
     """
     in_sweep = sweep_folder is not None
+    if in_sweep:  # whose process has begun with the first of its jobs
+        started_at = started_at or time.time()
     if composed.get("seed", 0) is None:
         composed.seed = random.SystemRandom().randrange(2**32)
 
@@ -65,6 +69,7 @@ def run_job(
     config = _plain(composed, overrides)
     preflight.check(config)
     combinations.check(config)
+    monitor_mode.check_mode(config, overrides)
     launcher = devices.started_by()
     if launcher:
         return _run_as_rank(function, composed, overrides, kind, launcher, sweep_folder)
@@ -112,8 +117,20 @@ def _stop_told(run: Run) -> Iterator[None]:
             if told := requeue.requeue(stopped.signum):
                 print(told, file=sys.stderr, flush=True)
         if stopped.signum == signal.SIGINT:
-            raise KeyboardInterrupt from None
+            raise KeyboardInterrupt(TOLD) from None
         raise
+
+
+def _grouped(keys: list[str]) -> str:
+    """Dotted keys for people: 3 of data (a, b, c); of many the number alone, since config.yaml has what is left."""
+    groups: dict[str, list[str]] = {}
+    for key in keys:
+        group, _, name = key.rpartition(".")
+        groups.setdefault(group, []).append(name)
+    return "; ".join(
+        f"{len(names)} values of {group}" if len(names) > 4 else ", ".join(f"{group}.{name}" for name in names)
+        for group, names in groups.items()
+    )
 
 
 def _plain(composed: DictConfig, overrides: list[str], run_dir: Path | None = None) -> dict[str, Any]:
@@ -124,7 +141,7 @@ def _plain(composed: DictConfig, overrides: list[str], run_dir: Path | None = No
     config: dict[str, Any] = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
     left_out = preflight.fit_to_targets(config, overrides)
     if left_out and run_dir is not None:
-        print(f"Left out, because the classes that were put in don't take them: {', '.join(left_out)}")
+        print(f"Left out of the config, because the classes that were put in don't take them: {_grouped(left_out)}")
     preflight.check_complete(config)
     trainer = config["trainer"]
     trainer["strategy"] = strategy.resolve(trainer["strategy"])
@@ -170,7 +187,7 @@ def _opened_run(
         run_folder.record(folder, config, overrides, environment)
         if kind == "train":
             requeue.remember(outputs, command, folder)
-        started_at = started_at or psutil.Process().create_time()
+        started_at = started_at or process_started_at()
         with run_state.recorded(folder):
             yield config, Run(folder, masked_arguments(overrides), environment, started_at, resumes=resumed is not None)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import psutil
 from omegaconf import DictConfig, OmegaConf
 
 from project.errors import UserError
 from project.launch import added, devices, preflight, rank, run_folder
+from project.launch.clock import process_started_at
 from project.launch.run import Outcome, Run
 from project.launch.summary import shorten
 
@@ -36,7 +36,7 @@ def run_local_job(
     environment = run_folder.describe_environment()
     run_folder.record(folder, config, overrides, environment)
     print(f"{kind} in {shorten(folder)}", flush=True)
-    return rank.load(function)(config, Run(folder, overrides, environment, psutil.Process().create_time()))
+    return rank.load(function)(config, Run(folder, overrides, environment, process_started_at()))
 
 
 def _plain(composed: DictConfig) -> dict[str, Any]:

@@ -1,10 +1,15 @@
 """Is each monitored metric one that the model logs, and the same on every rank?"""
 
+from __future__ import annotations
+
+from typing import Any
+
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 
 from project.errors import UserError, nearest
+from project.launch.monitor_mode import direction
 
 
 class MonitorCheck(Callback):
@@ -15,17 +20,21 @@ class MonitorCheck(Callback):
     follow another rank, and the ranks' weights would drift apart.
     """
 
-    def __init__(self, monitor: str | None) -> None:
+    def __init__(self, monitor: str | None, mode: str = "max") -> None:
         self.monitor = monitor
+        self.mode = mode
 
     def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        logged = sorted(trainer.callback_metrics)
+        logged = sorted(_logged(trainer))
         for name in self._monitors(trainer):
             if name in logged or name.startswith("train"):
                 continue
             choices = ", ".join(logged) if logged else "nothing"
-            advice = nearest(name, logged) or (logged[0] if logged else "null")
             is_own = name == self.monitor
+            advice = nearest(name, logged) or (logged[0] if logged else "null")
+            better = direction(advice)
+            if is_own and better not in (None, self.mode):
+                advice += f" mode={better}"
             raise UserError(
                 f"{'' if is_own else 'a callback or scheduler: '}monitor={name} is not among what "
                 f"{type(pl_module).__name__} logs in validation ({choices}): "
@@ -54,3 +63,10 @@ class MonitorCheck(Callback):
         names = [self.monitor, *(getattr(callback, "monitor", None) for callback in trainer.callbacks)]  # type: ignore[attr-defined]
         names += [schedule.monitor for schedule in trainer.lr_scheduler_configs if schedule.reduce_on_plateau]
         return sorted({name for name in names if name})
+
+
+def _logged(trainer: L.Trainer) -> set[str]:
+    """Names of what a sanity check has logged; of several loaders ``callback_metrics`` has none by now."""
+    results: Any = trainer._results or {}
+    of_epoch = [metric for metric in results.values() if metric.meta.on_epoch]
+    return {*trainer.callback_metrics, *(name for metric in of_epoch for name in results._forked_name(metric, False))}

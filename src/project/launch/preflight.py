@@ -118,6 +118,9 @@ PRECISIONS = (
 )  # fmt: skip
 
 
+# How Lightning steps a schedule; its class knows nothing of them.
+OF_SCHEDULE = ("interval", "frequency", "monitor", "strict", "name")
+
 # Packages that classes of this one need, and that only an extra installs.
 NEEDS = {
     "project.tracking.wandb.WandbRun": "wandb",
@@ -214,16 +217,19 @@ def fit_to_targets(config: Config, overrides: list[str]) -> list[str]:
     """
     typed = {text.lstrip("+").partition("=")[0].replace("/", ".") for text in overrides}
     left_out: list[str] = []
-    for key in ("data", "model", "model.net"):
+    for key in ("data", "model", "model.net", "optimizer", "scheduler"):
         node = _select(config, key)
         if f"{key}._target_" not in typed or not isinstance(node, dict):
             continue
         accepted = accepted_arguments(locate(node["_target_"], key))
         for name in list(node):
             kept = name.startswith("_") or accepted is None or name in accepted
+            kept = kept or (key == "scheduler" and name in OF_SCHEDULE)
             if not kept and not any(t == f"{key}.{name}" or t.startswith(f"{key}.{name}.") for t in typed):
                 del node[name]
                 left_out.append(f"{key}.{name}")
+        if key in ("optimizer", "scheduler") and isinstance(_select(config, f"model.{key}"), dict):
+            config["model"][key] = dict(node)  # which the model's config refers to
     for group in ("optimizer", "scheduler"):
         if f"model.{group}" in left_out:
             _drop_unused(config, group, typed)
@@ -259,7 +265,8 @@ def check_installed(key: str, target: str, package: str | None = None) -> None:
     if importlib.util.find_spec(package) is not None:
         return
     extra = extra_of(package)
-    advice = f'type pip install "project[{extra}]"' if extra else "install it, or mend the name"
+    elsewhere = f"type the command in the folder that holds {package}, or PYTHONPATH=FOLDER before it, or mend the name"
+    advice = f'type pip install "project[{extra}]"' if extra else elsewhere
     raise UserError(f"{key}._target_={target} needs the package {package}, which is not installed: {advice}")
 
 

@@ -22,6 +22,7 @@ from project.tracking.curves import batch_length
 from project.tracking.facts import num_model_replicas, progress_of
 
 REDRAW_EVERY_S = 0.25
+MOST_METRICS = 4  # of validation, besides those that the model logs with prog_bar=True
 STALE_S = 5.0  # from which on a rank that does not move is told
 
 
@@ -31,6 +32,11 @@ def display_of(config: dict[str, Any], callbacks: list[Callback]) -> list[Callba
     if not is_wanted or any(isinstance(callback, ProgressBar) for callback in callbacks):
         return []
     return [build(config, "progress")]
+
+
+def shows_bar(config: dict[str, Any]) -> bool:
+    """Whether Lightning's bar is to be shown, where nobody trains: a file or a pipe has no use for it."""
+    return bool(config["trainer"].get("enable_progress_bar", True)) and sys.stdout.isatty()
 
 
 class ProgressDisplay(ProgressBar):
@@ -132,7 +138,12 @@ class ProgressDisplay(ProgressBar):
             parts.append(f"{progress.share():.0%}")
         if left_s > 0:
             parts.append(f"{duration(left_s)} left")
-        metrics = {name: as_number(value) for name, value in self.get_metrics(trainer, module).items()}
+        # What is known already: to ask for callback_metrics might compute, which is for all ranks to do.
+        known = trainer._logger_connector._callback_metrics
+        validated = {name: value for name, value in known.items() if name.startswith("val")}
+        shown: dict[str, Any] = self.get_metrics(trainer, module)
+        shown |= dict([(name, value) for name, value in validated.items() if name not in shown][:MOST_METRICS])
+        metrics = {name: as_number(value) for name, value in shown.items()}
         told = [f"{name} {readable(value)}" for name, value in metrics.items() if value is not None and name != "v_num"]
         return ", ".join(parts) + (f": {', '.join(told)}" if told else "")
 

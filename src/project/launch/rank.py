@@ -242,6 +242,7 @@ def quiet_libraries() -> None:
         r"The `srun` command is available",  # ranks are started by our launcher, or by srun itself
         r".*does not have many workers",  # data in memory want none
         r".*isinstance\(treespec, LeafSpec\)",  # Lightning's, against the newest torch
+        r"The number of training batches \(\d+\) is smaller than the logging",  # it counts steps across epochs
         r"Couldn't infer the batch indices",  # our samplers know them
         r"Be aware that when using `ckpt_path`, callbacks",  # evaluation wants the weights only
         r".*functional\.all_gather is deprecated",  # Lightning's, against the newest torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from project.errors import sentence
+from project.launch.stopping import Stopped
 
 FILE = "state.json"
 
@@ -79,7 +81,9 @@ def read(folder: Path) -> RunState | None:
 
 
 def reason(error: BaseException) -> str:
-    """Why a run failed, in a line: our sentence, or the last line of what was said."""
+    """Why a run failed, in a line: our sentence, or the last line of what was said; of a signal its name."""
+    if isinstance(error, KeyboardInterrupt | Stopped):
+        return f"stopped by {signal.Signals(getattr(error, 'signum', signal.SIGINT)).name}"
     lines = [line.strip() for line in (sentence(error) or str(error)).splitlines() if line.strip()]
     text = lines[-1] if lines else ""
     named = type(error).__name__

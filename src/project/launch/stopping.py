@@ -14,6 +14,7 @@ NAMES = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT")
 SIGNALS = tuple(getattr(signal, name) for name in NAMES if hasattr(signal, name))
 EXIT_CODES = {128 + number for number in SIGNALS}
 CHECK_EVERY_S = 1.0  # how often the ranks ask each other
+TOLD = "stopped by SIGINT"  # of a KeyboardInterrupt: the user has read it
 MOST_STEPS = 100  # between two questions, however short they are: later ones may take longer
 
 

@@ -16,6 +16,7 @@ from project.launch.composition import config_folder, explain
 from project.launch.from_checkpoint import FROM_RUN, typed_overrides
 
 OWN_FLAGS = {"-h", "--help", "-m", "--multirun"}
+OF_HYDRA = {"hydra/launcher": {"basic": "One job after another on this machine: the default"}}  # no file of ours
 FLAGS = """\
 -m, --multirun       several jobs: every combination of the values, as in optimizer.lr=0.1,0.01
 -c job, --cfg job    show the composed config and run nothing
@@ -60,7 +61,7 @@ def _composed(config_name: str, overrides: list[str]) -> tuple[DictConfig, str |
         with initialize_config_dir(str(config_folder()), version_base="1.3"):
             return compose(config_name, single, return_hydra_config=True), None
     except HydraException as error:
-        wrong = explain(error, config_name)
+        wrong = explain(error, config_name, overrides)
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         return compose(config_name, return_hydra_config=True), wrong
 
@@ -100,10 +101,11 @@ def _is_of(group: str, chosen: dict[str, str], config: DictConfig) -> bool:
 def _group(group: str, chosen: str | None) -> str:
     """A group with a line for each choice, as wide as the terminal."""
     files = sorted((config_folder() / group).glob("*.yaml"))
-    margin = max(len(path.stem) for path in files) + 4
+    choices = {path.stem: description(path) for path in files} | OF_HYDRA.get(group, {})
+    margin = max(map(len, choices)) + 4
     width = max(60, min(120, shutil.get_terminal_size().columns))
     lines = [f"{group} (now {chosen})" if chosen else group]
-    for path in files:
-        name = f"  {path.stem}".ljust(margin)
-        lines.append(textwrap.fill(description(path), width, initial_indent=name, subsequent_indent=" " * margin))
+    for choice, text in sorted(choices.items()):
+        name = f"  {choice}".ljust(margin)
+        lines.append(textwrap.fill(text, width, initial_indent=name, subsequent_indent=" " * margin))
     return "\n".join(lines)

@@ -2,7 +2,8 @@
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import lightning as L
@@ -13,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+ONE_CYCLE = "torch.optim.lr_scheduler.OneCycleLR"
 LIGHTNING_KEYS = ("frequency", "monitor", "strict", "name")
 
 
@@ -30,13 +32,15 @@ def configure(
             its epochs, or its optimizer steps.
 
     Raises:
-        ValueError: `interval` is neither epoch nor step, or "auto" is asked of a run without an end.
+        ValueError: `interval` is neither epoch nor step, "auto" is asked of a run without an end, or a class refuses
+            its arguments or the module's parameters.
     """
     # Partial, because Hydra would copy parameters that it is given as arguments.
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     build = instantiate(optimizer, _partial_=True, _convert_="all")
     fused = {"fused": True} if can_fuse(module, parameters, build.func, optimizer) else {}
-    built: Optimizer = build(params=parameters, **fused)
+    with _refusal_told("optimizer", optimizer):
+        built: Optimizer = build(params=parameters, **fused)
     _keep_kernel(built)
     if scheduler is None:
         return built
@@ -48,9 +52,24 @@ def configure(
     for name, value in arguments.items():
         if value == "auto":
             arguments[name] = _length_of_run(module.trainer, interval, name)
-    schedule = instantiate(arguments, _partial_=True, _convert_="all")(optimizer=built)
+    if arguments["_target_"] == ONE_CYCLE and not {"momentum", "betas"} & built.defaults.keys():
+        arguments.setdefault("cycle_momentum", False)  # there is none to cycle
+    with _refusal_told("scheduler", scheduler):
+        schedule = instantiate(arguments, _partial_=True, _convert_="all")(optimizer=built)
     lr_scheduler = {"scheduler": schedule, "interval": interval, **stepping}
     return {"optimizer": built, "lr_scheduler": cast("LRSchedulerConfigType", lr_scheduler)}
+
+
+@contextmanager
+def _refusal_told(group: str, node: Mapping[str, Any]) -> Iterator[None]:
+    """Tell what a class refuses with its name, since a traceback through torch shows neither it nor what to type."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{group}._target_={node['_target_']} can't be built ({' '.join(str(error).split())}): type "
+            f"{group}={'adamw' if group == 'optimizer' else 'none'}, or other values of {group}"
+        ) from error
 
 
 def can_fuse(

@@ -11,8 +11,6 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from sklearn.ensemble import RandomForestRegressor
-from sklearn.inspection import permutation_importance
 
 from project.launch.composition import slug
 from project.sweep.record import Sweep
@@ -39,7 +37,7 @@ def draw_all(sweep: Sweep, rows: Sequence[Row]) -> None:
         for key, column in columns.items():
             draw_parameter(folder / f"{slug(names[key])}{suffix}.png", names[key], column, objective, values)
         draw_parallel(folder / f"parallel_coordinates{suffix}.png", names, columns, objective, values, direction)
-        if len(done) >= ENOUGH:
+        if len(done) >= ENOUGH and len(names) > 1:  # one alone explains all there is
             shares = importance(columns, values)
             draw_importance(folder / f"importance{suffix}.png", {names[key]: shares[key] for key in names}, objective)
 
@@ -71,6 +69,9 @@ def importance(columns: dict[str, Column], values: NDArray[np.float64]) -> dict[
     Measured by shuffling it (permutation importance, Breiman 2001, "Random Forests"); shares sum to 1, or are 0 where
     nothing is explained.
     """
+    from sklearn.ensemble import RandomForestRegressor  # here, because that takes a second
+    from sklearn.inspection import permutation_importance
+
     features = np.stack([column.places for column in columns.values()], axis=1)
     forest = RandomForestRegressor(n_estimators=64, random_state=0).fit(features, values)
     drops = permutation_importance(forest, features, values, n_repeats=10, random_state=0).importances_mean

@@ -126,8 +126,7 @@ def overview(runs: Sequence[LedgerRun]) -> Table:
         [
             run.name,
             f"{run.state}: {run.error}" if run.error else run.state,
-            run.metric,
-            None if run.value is None else f"{run.value:.6g}",
+            *_shown(run),
             None if run.duration_s is None else f"{run.duration_s:.1f}",
             run.world_size,
             run.git,
@@ -136,6 +135,14 @@ def overview(runs: Sequence[LedgerRun]) -> Table:
         for run in runs
     ]
     return header, body
+
+
+def _shown(run: LedgerRun) -> tuple[str, str | None]:
+    """A metric and its value; where a run monitored none, as an evaluation, the first that it measured."""
+    metric, value = run.metric, run.value
+    if not metric:
+        metric, value = next(iter(read_outcome(run.folder).get("metrics", {}).items()), ("", None))
+    return metric, None if value is None else f"{value:.6g}"
 
 
 def compare(runs: Sequence[LedgerRun]) -> Table:

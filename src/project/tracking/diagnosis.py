@@ -63,7 +63,7 @@ LOOK_AT_RANK = "compare rank_*.log and the ranks' curves, and look for another p
 LOOK_AT_HOST = (
     "the ranks wait for one another in turns, as where other work uses their cores: try again when it is quiet"
 )
-LOOK_AT_DATASET = "a dataset with __getitems__ is asked for a whole batch at once"
+LOOK_AT_DATASET = "give the dataset a method __getitems__, which is asked for a whole batch at once"
 LOOK_AT_TRANSFER = "what hooks do to a batch on its way to the device could be done in the dataset"
 
 

@@ -14,7 +14,7 @@ def select_hparams(config: dict[str, Any], overrides: list[str]) -> dict[str, Pl
     choices = {}
     for override in overrides:
         key, _, choice = override.lstrip("+~").partition("=")
-        if not key.startswith(("paths.", "hydra.")):
+        if not key.startswith(("paths.", "hydra.")) and key != "name":
             choices[key.replace("/", ".")] = choice
     selected: dict[str, Plain] = {}
     job = (config.get("sweep") or {}).get("job") or {}
