@@ -244,6 +244,6 @@ def test_ranks_of_torchrun_that_start_again_go_on_in_their_folder(tmp_path: Path
         command, cwd=tmp_path, env=os.environ | env, capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
-    (folder,) = tmp_path.glob("outputs/digits_mlp/*")
+    (folder,) = tmp_path.glob("outputs/noisy_model/*")
     assert "Going on after step 8 (last.ckpt)" in (folder / "ranks" / "rank_0.log").read_text()
     assert last(folder)["global_step"] == 18

@@ -52,7 +52,7 @@ def test_warned_job_is_requeued_and_goes_on_by_itself(slurm: Path, tmp_path: Pat
     job = submitted.strip()
     try:
         wait(lambda: bool(list(tmp_path.glob("outputs/*/*/checkpoints/last.ckpt"))), job, log)
-        (folder,) = tmp_path.glob("outputs/digits_mlp/*")
+        (folder,) = tmp_path.glob("outputs/noisy_model/*")
         told("scancel", *(["--batch"] if ranks_of == "command" else []), "--signal=USR1", job)
         wait(lambda: f"SLURM's job {job} is in the queue again" in log.read_text(), job, log)
         saved = last(folder)["global_step"]
@@ -66,7 +66,7 @@ def test_warned_job_is_requeued_and_goes_on_by_itself(slurm: Path, tmp_path: Pat
         told("scontrol", "update", f"JobId={job}", "StartTime=now")
         wait((folder / "metrics.json").exists, job, log)
         assert f"Going on after step {saved} (last.ckpt)" in (folder / "ranks" / "rank_0.log").read_text()
-        assert list(tmp_path.glob("outputs/digits_mlp/*")) == [folder]
+        assert list(tmp_path.glob("outputs/noisy_model/*")) == [folder]
         assert json.loads((folder / "metrics.json").read_text())["steps"] == 150
     finally:
         subprocess.run(["scancel", job], check=False)

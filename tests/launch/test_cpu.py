@@ -111,7 +111,7 @@ def test_idle_threads_spin_only_where_nobody_else_wants_the_cores(
     now: CoresTaken | None,
     decided: dict[str, str],
 ) -> None:
-    monkeypatch.setattr(CoresTaken, "until_now", lambda: now)
+    monkeypatch.setattr(CoresTaken, "until_now", lambda with_parent: now)
     choose_waiting(start)
     assert nothing_set() == decided
     choose_waiting(None)  # in a process that it starts
@@ -135,6 +135,24 @@ def test_work_of_usable_cores_is_read_of_the_host(monkeypatch: pytest.MonkeyPatc
     read = CoresTaken.until_now()
     assert read is not None
     assert read.busy_s == pytest.approx((100 + 20 + 30 + 6 + 7 + 8 + 500) / 100)
+
+
+BUSY_PARENT = """
+import subprocess, sys, time
+child = "import sys, time; from project.launch.cpu import CoresTaken as C; b = C.until_now(sys.argv[1] == 'yes')\\n"
+child += "time.sleep(1)\\nprint(C.until_now(sys.argv[1] == 'yes').own_s - b.own_s)"
+child = subprocess.Popen([sys.executable, "-c", child, sys.argv[1]])
+while child.poll() is None:
+    pass
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="this system does not tell what its cores do")
+@pytest.mark.parametrize("asked", ["yes", "no"])
+def test_what_the_parent_takes_counts_as_own_where_it_is_asked_for(asked: str) -> None:
+    told = subprocess.run([sys.executable, "-c", BUSY_PARENT, asked], capture_output=True, text=True, check=True).stdout
+    # The parent does nothing but ask whether its child has ended: less than a whole core where others want it too.
+    assert (float(told) > 0.1) == (asked == "yes")
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="this system does not tell what its cores do")

@@ -42,11 +42,16 @@ def test_what_came_after_the_import_is_not_frozen_when_it_is_asked_for_again(tha
 SERVER = """
 import sys, types
 import project.launch.imports as imports
+imports.WITHOUT_TORCH = ("colorsys",)
 imports.NEEDED_BY_RANKS = ("fractions", "decimal")
+imports.NEEDED_BY_TRAINING = ("chunk",)
 import project.launch.fork_server
 import gc
 assert gc.isenabled() and gc.get_freeze_count() > 1000
-assert {"fractions", "decimal"} <= sys.modules.keys()
+assert {"colorsys", "fractions", "decimal", "chunk"} <= sys.modules.keys()
+assert "torch" not in sys.modules
+import os
+assert {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys()
 """
 
 

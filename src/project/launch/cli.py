@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from project.errors import FULL_ERROR, full_tracebacks, sentence
 from project.launch import cpu, usage
+from project.launch.ahead import Server
 from project.launch.composition import (
     check_choices,
     config_folder,
@@ -57,6 +58,7 @@ def run(
     if folder not in sys.path:
         sys.path.insert(0, folder)  # a console script has its own folder there, not the user's
     cores_at_start = cpu.CoresTaken.until_now()
+    server = Server(sys.argv if name == "train" else [])
     register_resolvers()
     config_name = name
     failed: list[Exception] = []
@@ -78,7 +80,8 @@ def run(
             return 0
 
         def task(composed: DictConfig) -> float | None:
-            cpu.choose_waiting(cores_at_start)
+            if server.pid != os.getpid():  # else it has looked for the ranks
+                cpu.choose_waiting(cores_at_start)
             from hydra.core.hydra_config import HydraConfig
             from hydra.types import RunMode
 
@@ -116,6 +119,8 @@ def run(
         return 0
     except Exception as error:
         return _tell(error, config_name, wants_traceback)
+    finally:
+        server.end()
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ class CoresTaken:
     Attributes:
         at_s: When, on the monotonic clock.
         busy_s: Of all processes, in seconds of one core.
-        own_s: Of this process and those of its children that have ended.
+        own_s: Of this process and those of its children that have ended; of the process that started it too, if asked.
         pid: This process.
     """
 
@@ -40,13 +41,22 @@ class CoresTaken:
     pid: int
 
     @classmethod
-    def until_now(cls) -> CoresTaken | None:
-        """None on hosts that don't say (others than Linux)."""
+    def until_now(cls, with_parent: bool = False) -> CoresTaken | None:
+        """None on hosts that don't say (others than Linux).
+
+        ``with_parent``: what the parent process takes is this process's own too.
+        """
         try:
             table = Path("/proc/stat").read_text()
         except OSError:
             return None
-        return cls(time.monotonic(), _busy_s(table, os.sched_getaffinity(0)), sum(os.times()[:4]), os.getpid())
+        own_s = sum(os.times()[:4])
+        if with_parent:
+            import psutil  # here, since commands that start nothing do without
+
+            with suppress(psutil.NoSuchProcess):
+                own_s += sum(psutil.Process(os.getppid()).cpu_times()[:2])
+        return cls(time.monotonic(), _busy_s(table, os.sched_getaffinity(0)), own_s, os.getpid())
 
     def of_others(self, before: CoresTaken) -> float:
         """Cores that other processes kept busy on average since then."""
@@ -62,7 +72,7 @@ def _busy_s(table: str, cores: set[int]) -> float:
     return sum(sum(core) - core[3] - core[4] for core in user_to_steal) / os.sysconf("SC_CLK_TCK")  # no idle, no iowait
 
 
-def choose_waiting(since: CoresTaken | None) -> None:
+def choose_waiting(since: CoresTaken | None, with_parent: bool = False) -> None:
     """Decide how idle OpenMP threads wait, for this process and all that it starts, before torch is imported.
 
     By default they spin for some milliseconds, so that the next operation starts at once. Where others use the cores
@@ -74,10 +84,11 @@ def choose_waiting(since: CoresTaken | None) -> None:
     Args:
         since: Taken as early as possible in this process. They sleep where that is not known: on a host that does not
             tell, and in another process (a job of a parallel sweep, which shares the cores with the others).
+        with_parent: As ``since`` was taken.
     """
     if any(name in os.environ for name in WAITING):
         return
-    now = CoresTaken.until_now()
+    now = CoresTaken.until_now(with_parent)
     if since is not None and now is not None and since.pid == now.pid and now.of_others(since) < MOST_OF_OTHERS:
         os.environ["GOMP_SPINCOUNT"] = LIBGOMP_SPINS  # as it is; set, so that no child decides anew
     else:

@@ -21,6 +21,9 @@ NEEDED_BY_RANKS = (
     "project.tracking.tracker",
 )
 
+# What takes long of that, and can be imported before it is known how threads are to wait.
+WITHOUT_TORCH = ("scipy.signal", "hydra.utils", "matplotlib.figure")
+
 # What a training imports besides; a server does so ahead of many.
 NEEDED_BY_TRAINING = (
     "project.launch.final_validation",

@@ -26,7 +26,7 @@ def summarize(kind: str, config: dict[str, Any], run: Run, outcome: Outcome) -> 
     """The table at the end: metrics, time, throughput, and where the results are."""
     table = Table(title=f"{kind} {config.get('name', 'unnamed')}", show_header=False, title_justify="left")
     for name, value in outcome.metrics.items():
-        table.add_row(name, readable(value), _weights_of(name, outcome) if kind == "train" else "")
+        table.add_row(name, readable(value), *(_weights_of(name, outcome) if kind == "train" else []))
     if kind == "train" and config.get("monitor") and outcome.checkpoint and outcome.objective is not None:
         table.add_row(f"best {config['monitor']}", readable(outcome.objective))
     table.add_section()
@@ -36,7 +36,7 @@ def summarize(kind: str, config: dict[str, Any], run: Run, outcome: Outcome) -> 
         table.add_row("first step after", f"{outcome.first_step_s:.1f} s")
     if outcome.train_s is not None:
         ranks = "1 rank" if outcome.world_size == 1 else f"{outcome.world_size} ranks"
-        table.add_row("training time", f"{outcome.train_s:.1f} s on {ranks}", "since it went on" if run.resumes else "")
+        table.add_row("training time", f"{outcome.train_s:.1f} s on {ranks}", *(["since it went on"] if run.resumes else []))
     if outcome.samples_per_s is not None:
         table.add_row("samples per second", f"{outcome.samples_per_s:,.0f}")
     if outcome.checkpoint:
@@ -62,11 +62,11 @@ def summarize(kind: str, config: dict[str, Any], run: Run, outcome: Outcome) -> 
             console.print(f"then open {link}", highlight=False, soft_wrap=True)
 
 
-def _weights_of(metric: str, outcome: Outcome) -> str:
+def _weights_of(metric: str, outcome: Outcome) -> list[str]:
     """Of which weights a training's metric tells: it is tested with others than it ends with."""
     if not outcome.checkpoint:
-        return ""
-    return f"of {Path(outcome.checkpoint).name}" if metric.startswith("test") else "of the last epoch"
+        return []
+    return [f"of {Path(outcome.checkpoint).name}" if metric.startswith("test") else "of the last epoch"]
 
 
 def readable(value: float) -> str:
