@@ -36,7 +36,8 @@ def summarize(kind: str, config: dict[str, Any], run: Run, outcome: Outcome) -> 
         table.add_row("first step after", f"{outcome.first_step_s:.1f} s")
     if outcome.train_s is not None:
         ranks = "1 rank" if outcome.world_size == 1 else f"{outcome.world_size} ranks"
-        table.add_row("training time", f"{outcome.train_s:.1f} s on {ranks}", *(["since it went on"] if run.resumes else []))
+        since = ["since it went on"] if run.resumes else []
+        table.add_row("training time", f"{outcome.train_s:.1f} s on {ranks}", *since)
     if outcome.samples_per_s is not None:
         table.add_row("samples per second", f"{outcome.samples_per_s:,.0f}")
     if outcome.checkpoint:
