@@ -46,8 +46,10 @@ def test_killed_command_takes_its_ranks_along(start: Start) -> None:
     command.until_saved()
     ranks = command.ranks()
     assert len(ranks) == 2
+    (private,) = {Path(used.path).parent for used in ranks[0].memory_maps() if "project-ranks-" in used.path}
     os.kill(command.pid, signal.SIGKILL)
     assert all(ends(rank, 5) for rank in ranks)
+    assert not private.exists()
     assert last(command.folder)["global_step"] >= 3
 
 

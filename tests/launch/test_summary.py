@@ -19,4 +19,5 @@ def test_the_best_value_stands_beside_the_last(tmp_path: Path, capsys: pytest.Ca
     assert table["test/accuracy"] == ["0.8000", "of best.ckpt"]
     assert table["val/accuracy"] == ["0.9000", "of the last epoch"]
     assert table["best val/accuracy"][0] == "0.9500"
+    assert table["best checkpoint"][0] == str(tmp_path / "best.ckpt")  # whole, to be copied
     assert table["training time"][0] == "1.0 s on 1 rank"

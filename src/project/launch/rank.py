@@ -9,6 +9,7 @@ import logging
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -67,7 +68,7 @@ def main(assignment: Assignment, lifeline: Connection) -> Outcome | None:
     """Run the command as the rank that the environment names; the outcome comes from rank 0."""
     os.environ.update(assignment.environment)
     rank = int(os.environ["RANK"])
-    threading.Thread(target=_die_with_launcher, args=(lifeline,), daemon=True).start()
+    threading.Thread(target=_die_with_launcher, args=(lifeline, assignment.errors), daemon=True).start()
     # How this rank was started is not how its loaders start their workers: each would import all anew.
     multiprocessing.set_start_method(None, force=True)
     cpu.settle(assignment.config, int(os.environ["LOCAL_WORLD_SIZE"]))
@@ -107,10 +108,11 @@ def load(function: str) -> Command:
     return command
 
 
-def _die_with_launcher(lifeline: Connection) -> None:
-    """Wait until the launching process is gone, however it went, and go too: no rank is left behind."""
+def _die_with_launcher(lifeline: Connection, private: Path) -> None:
+    """Wait until the launching process is gone, however it went, and go too: nothing is left behind."""
     with suppress(EOFError, OSError):
         lifeline.recv()
+    shutil.rmtree(private, ignore_errors=True)
     os._exit(1)
 
 

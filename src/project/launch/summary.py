@@ -45,9 +45,9 @@ def summarize(kind: str, config: dict[str, Any], run: Run, outcome: Outcome) -> 
     for what, path in outcome.files.items():
         table.add_row(what, shorten(Path(path)))
     # A path must come through whole: it is there to be copied.
-    widest = max((len(str(cell)) for column in table.columns for cell in column.cells), default=0)
+    widest = sum(max(len(str(cell)) for cell in column.cells) + 3 for column in table.columns)
     console = Console()
-    console.width = max(console.width, widest + 30)
+    console.width = max(console.width, widest + 1)
     console.print(table)
     for line in outcome.diagnosis:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
