@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing import forkserver
 from typing import Any
 
 from project.launch import devices
@@ -47,8 +46,12 @@ class Server:
 
     def end(self) -> None:
         """Leave no server behind that is about to import still, for a command that has ended with an error."""
+        if self.pid != os.getpid():
+            return
+        from multiprocessing import forkserver  # here, since not every system has one
+
         server: Any = forkserver._forkserver
-        if self.pid == os.getpid() and server._forkserver_pid is not None:
+        if server._forkserver_pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(server._forkserver_pid, signal.SIGKILL)
             server._stop()
