@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from project.data.datamodule import DataModule, TensorDataset
@@ -87,3 +88,11 @@ def test_tracebacks_are_full_when_hydras_variable_says_so(
     if value is not None:
         monkeypatch.setenv("HYDRA_FULL_ERROR", value)
     assert full_tracebacks() is expected
+
+
+def test_what_torch_says_at_length_is_told_with_what_to_type() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.sum().backward()  # type: ignore[no-untyped-call]
+    told = sentence(caught(torch.optim.SparseAdam([weight]).step))
+    assert told is not None
+    assert told.endswith("type optimizer=adamw")

@@ -34,6 +34,10 @@ _IN_OUR_WORDS = {
         "some steps use other parameters of the model than the first did, and trainer/strategy=ddp_static_graph takes "
         "all steps for alike: type trainer/strategy=ddp_find_unused"
     ),
+    "SparseAdam does not support dense gradients": (
+        "optimizer._target_=torch.optim.SparseAdam updates weights with sparse gradients alone, as of an embedding "
+        "with sparse=True, and this model has others: type optimizer=adamw"
+    ),
     "Timed out waiting": (
         "a rank waited for others longer than launch.timeout_s: self.log and compute() of a metric, trainer.log_dir "
         "and save_checkpoint are for all ranks to call, not for one (the run's folder ranks shows where each was); if "
