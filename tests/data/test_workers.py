@@ -17,6 +17,7 @@ raise SystemExit(3)
 """
 
 
+@pytest.mark.slow
 def test_workers_that_are_still_there_do_not_keep_a_process_from_ending() -> None:
     # A name of the module holds on to the iterator, as the traceback of an error does.
     done = subprocess.run([sys.executable, "-c", FAILS], capture_output=True, text=True, timeout=30, check=False)

@@ -49,6 +49,7 @@ def told(error: Exception) -> str | None:
     return sentence(error) or explain(error, "train")
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.lists(st.one_of(keyed, keyed, chosen, anything), min_size=1, max_size=4))
 def test_overrides_get_a_config_or_a_sentence(overrides: list[str]) -> None:

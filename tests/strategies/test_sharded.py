@@ -38,7 +38,8 @@ pytestmark = pytest.mark.timeout(240)
 slow = pytest.mark.slow
 
 FSDP, TENSOR, BOTH = (2, 1), (2, 2), (4, 2)
-LAYOUTS = [FSDP, TENSOR, pytest.param(BOTH, marks=slow)]
+SLOW_FSDP, SLOW_BOTH = pytest.param(FSDP, marks=slow), pytest.param(BOTH, marks=slow)  # fast tests start one layout
+LAYOUTS = [SLOW_FSDP, TENSOR, SLOW_BOTH]
 SGD = {"_target_": "torch.optim.SGD", "momentum": 0.9}
 PLAIN_SGD = {"_target_": "torch.optim.SGD"}
 ADAMW = {"_target_": "torch.optim.AdamW", "lr": 0.003}
@@ -136,7 +137,7 @@ def test_one_rank_trains_as_without_the_strategy(case: Case) -> None:
     assert_equal(case("sgd", None), case("sgd", (1, 1)))
 
 
-@pytest.mark.parametrize("ranks", [FSDP, TENSOR])
+@pytest.mark.parametrize("ranks", [SLOW_FSDP, TENSOR])
 def test_every_parameter_is_spread_and_each_rank_holds_its_share(case: Case, ranks: Ranks) -> None:
     folder, _ = case("sgd", ranks)
     facts = [json.loads((folder / f"facts_{rank}.json").read_text()) for rank in range(2)]
@@ -150,7 +151,7 @@ def test_accumulating_four_batches_equals_one_of_four_times_the_size(case: Case,
     assert case("accumulate", ranks)[1]["difference"] <= 1e-10
 
 
-@pytest.mark.parametrize("ranks", [FSDP, TENSOR])
+@pytest.mark.parametrize("ranks", [SLOW_FSDP, TENSOR])
 def test_bf16_mixed_trains_close_to_one_device(case: Case, ranks: Ranks) -> None:
     difference = largest_difference(weights(case("bf16", None)[0]), weights(case("bf16", ranks)[0]))
     assert 0 < difference <= 0.05  # partial sums are rounded to bf16, which has three digits
@@ -159,9 +160,9 @@ def test_bf16_mixed_trains_close_to_one_device(case: Case, ranks: Ranks) -> None
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [
-        ("cycle_adamw", FSDP),
+        pytest.param("cycle_adamw", FSDP, marks=slow),
         ("cycle_plain_sgd", TENSOR),
-        ("cycle_single", FSDP),
+        pytest.param("cycle_single", FSDP, marks=slow),
         pytest.param("cycle_adamw", BOTH, marks=slow),
     ],
 )
@@ -197,7 +198,7 @@ def test_shards_written_in_the_background_are_those_of_their_moment(case: Case, 
     assert not list(folder.glob("*.part"))
 
 
-@pytest.mark.parametrize("ranks", [TENSOR, pytest.param(BOTH, marks=slow)])
+@pytest.mark.parametrize("ranks", [TENSOR, SLOW_BOTH])
 def test_each_row_is_counted_once_and_decisions_are_of_all_ranks(case: Case, ranks: Ranks) -> None:
     _, facts = case("count", ranks)
     assert facts == {"by_metric": 11, "by_log": 11, "all": 1, "not_all": 0, "any": 1}
@@ -215,6 +216,7 @@ def test_groups_of_tensor_parallel_drop_differently(case: Case) -> None:
     assert facts["drawn_0"] == facts["drawn_1"] != facts["drawn_2"] == facts["drawn_3"]
 
 
+@slow
 def test_a_module_that_shards_itself_is_left_as_it_is(case: Case) -> None:
     assert case("own", FSDP)[1]["sharded"] == 1
 

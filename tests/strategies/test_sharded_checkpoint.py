@@ -40,6 +40,7 @@ def test_shards_of_which_this_rank_has_nothing_keep_their_shapes(mesh: DeviceMes
     assert [copy.shape for copy in copy_to_host(weights)] == list(shapes)
 
 
+@pytest.mark.slow
 def test_rank_whose_thread_waits_for_a_dead_one_ends_by_itself(tmp_path: Path) -> None:
     agent.warm_up()
     with pytest.MonkeyPatch.context() as patch:

@@ -47,6 +47,7 @@ def test_grid_tries_every_combination_once(run_sweep: RunSweep) -> None:
     assert len({(t.params["optimizer.lr"], t.params["model.net.width"]) for t in trials}) == len(trials) == 6
 
 
+@pytest.mark.slow
 def test_several_objectives_are_searched_together(run_sweep: RunSweep) -> None:
     def two(config: DictConfig) -> Outcome:
         lr = float(config.optimizer.lr)
@@ -58,6 +59,7 @@ def test_several_objectives_are_searched_together(run_sweep: RunSweep) -> None:
     assert "val/accuracy" in (sweep.folder / "results.csv").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", ["sqlite", "journal"])
 def test_interrupted_search_goes_on_with_the_same_command(run_sweep: RunSweep, storage: str) -> None:
     command = ["sweep=optuna", LR, "sweep.n_trials=5", f"sweep.storage={storage}", "sweep/sampler=random"]
@@ -80,6 +82,7 @@ def test_interrupted_search_goes_on_with_the_same_command(run_sweep: RunSweep, s
     assert [row.split(",")[1] for row in rows[1:]] == ["finished"] * 2 + ["interrupted"] + ["finished"] * 3
 
 
+@pytest.mark.slow
 def test_finished_search_is_extended_by_more_trials(run_sweep: RunSweep, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["sweep=optuna", LR]
     first = run_sweep(near_a_hundredth, *command, "sweep.n_trials=2")
