@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 FAILS = """
 from project.data.loaders import evaluation_loader
 
