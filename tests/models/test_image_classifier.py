@@ -85,7 +85,7 @@ def test_fitting_learns(tmp_path: Path) -> None:
     assert expected_metrics(model, datamodule)["loss"] < before - 0.1
 
 
-@pytest.mark.parametrize("compile_net", [False, True])
+@pytest.mark.parametrize("compile_net", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_checkpoint_is_plain_data_and_rebuilds_the_classifier(tmp_path: Path, compile_net: bool) -> None:
     model = classifier(compile=compile_net)
     scheduler = {"_target_": "torch.optim.lr_scheduler.ConstantLR"}

@@ -168,7 +168,7 @@ def test_text_is_written_into_tensorboard_after_training_and_test(tmp_path: Path
     assert len(events.Scalars("val/bits_per_byte")) == 2
 
 
-@pytest.mark.parametrize("compile_net", [False, True])
+@pytest.mark.parametrize("compile_net", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_checkpoint_is_plain_data_and_rebuilds_the_model(tmp_path: Path, compile_net: bool) -> None:
     model = language_model(compile=compile_net, scheduler={"_target_": "torch.optim.lr_scheduler.ConstantLR"})
     run = trainer(tmp_path, limit_train_batches=0, limit_val_batches=0)

@@ -65,7 +65,7 @@ def test_fitting_learns_the_line(tmp_path: Path) -> None:
     assert run.callback_metrics["val/rmse"] < 10
 
 
-@pytest.mark.parametrize("compile_net", [False, True])
+@pytest.mark.parametrize("compile_net", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_checkpoint_is_plain_data_and_rebuilds_the_regressor(tmp_path: Path, compile_net: bool) -> None:
     model = regressor(compile=compile_net)
     run = trainer(tmp_path)

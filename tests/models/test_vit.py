@@ -45,6 +45,7 @@ def test_blocks_are_those_of_the_language_model_in_a_list() -> None:
     assert [type(block) for block in net.blocks] == [Block] * 3
 
 
+@pytest.mark.slow
 def test_digits_are_learned(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = {

@@ -89,6 +89,7 @@ def test_interrupted_sweep_reports_what_is_done(run_sweep: RunSweep, tmp_path: A
     assert [row.state for row in rows_of(record.read(path.parent))] == ["finished", "interrupted", "waiting"]
 
 
+@pytest.mark.slow
 def test_interrupted_sweep_goes_on_with_the_jobs_that_have_not_finished(run_sweep: RunSweep) -> None:
     ran: list[tuple[int, bool]] = []
 
