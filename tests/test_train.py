@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from comparison import Run
 from interpreters import is_alive
+from project.launch.call import call
 from project.models import ImageClassifier
 
 pytestmark = pytest.mark.slow
@@ -223,6 +224,31 @@ def test_module_and_data_of_ones_own_run_unchanged(
     assert metrics["train/loss"] == pytest.approx(
         run(*OWN, "trainer.devices=1", "trainer.log_every_n_steps=2")[1]["train/loss"]
     )
+
+
+def test_mean_over_ranks_with_unequal_shares_is_one_over_all_samples(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_module(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = (*OWN, "trainer.devices=1", "+data.length=50")
+    folder, metrics = run(*options)
+    for devices in (1, 3):
+        checkpoint = f"ckpt_path={folder}/checkpoints/best.ckpt"
+        overrides = (checkpoint, f"trainer.devices={devices}", "trainer.enable_progress_bar=false")
+        assert call("evaluate", *overrides, f"paths.outputs={tmp_path}").metrics["test_loss"] == pytest.approx(
+            metrics["test_loss"], rel=1e-5
+        )
+
+
+def test_experiment_file_of_own_classes_is_given_what_they_take(run_cli: Any, tmp_path: Path) -> None:
+    write_module(tmp_path)
+    (tmp_path / "mine.yaml").write_text(
+        "# @package _global_\ndata: {_target_: own.Data, length: 32}\nmodel: {_target_: own.Model}\nmonitor: val_loss\n"
+    )
+    result = run_cli("train", "experiment=mine.yaml", "mode=min", "trainer.max_epochs=1", *QUIET)
+    assert result.returncode == 0, result.stderr
+    assert "test_loss" in result.stdout
 
 
 def test_metric_that_differs_between_ranks_is_refused_as_monitor(run_cli: Any, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ def evaluate(config: dict[str, Any], run: Run) -> Outcome:
     from project.data.sharing import share
     from project.launch.build import build
     from project.launch.checkpoint import loading
+    from project.launch.loops import install_evaluation
     from project.launch.progress_display import shows_bar
     from project.launch.rank import cluster_environment
     from project.launch.run_folder import write_metrics
@@ -32,6 +33,7 @@ def evaluate(config: dict[str, Any], run: Run) -> Outcome:
         enable_progress_bar=shows_bar(config),
         plugins=cluster_environment(), callbacks=quantization(config["quantize"]),
     )  # fmt: skip
+    install_evaluation(trainer)
     with trainer.precision_plugin.module_init_context():
         model = build(config, "model")
 

@@ -34,4 +34,10 @@ def test_parts_and_parameters_are_shown_and_nothing_that_was_not_counted(capsys:
     ids=["by_default", "turned_off", "job_of_a_sweep", "preset_of_sweeps", "another_one"],
 )
 def test_summary_is_shown_once_where_it_is_wanted(config: dict[str, Any], callbacks: list[Any], shown: bool) -> None:
-    assert bool(summary_of(config, callbacks)) == shown
+    assert any(summary._max_depth for summary in summary_of(config, callbacks)) == shown  # type: ignore[attr-defined]
+
+
+def test_jobs_of_a_sweep_keep_lightnings_own_out() -> None:
+    config = {"trainer": {}, "sweep": {"job": {"varied": []}}}
+    trainer = L.Trainer(accelerator="cpu", logger=False, callbacks=summary_of(config, []))
+    assert [type(c) for c in trainer.callbacks if isinstance(c, ModelSummary)] == [Summary]  # type: ignore[attr-defined]

@@ -12,11 +12,12 @@ SHOWN = ("Name", "Type", "Params", "Params per Device", "In sizes", "Out sizes")
 
 
 def summary_of(config: dict[str, Any], callbacks: list[Callback]) -> list[Callback]:
-    """The summary that a config asks for; none in the jobs of a sweep, and where the user's callbacks bring one."""
-    is_wanted = config["trainer"].get("enable_model_summary", True) and not (config.get("sweep") or {}).get("job")
+    """The summary that a config asks for; an empty one in the jobs of a sweep, none where the callbacks bring one."""
+    is_wanted = config["trainer"].get("enable_model_summary", True)
     if not is_wanted or any(isinstance(callback, ModelSummary) for callback in callbacks):
         return []
-    return [Summary()]
+    # With none at all Lightning would add its own.
+    return [Summary(max_depth=0 if (config.get("sweep") or {}).get("job") else 1)]
 
 
 class Summary(ModelSummary):

@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from project.compression import KINDS
 from project.errors import UserError, nearest
 from project.launch.build import accepted_arguments, locate
+from project.launch.composition import experiment_file
 from project.strategies.pipeline_layout import PipelineLayout
 
 Config = dict[str, Any]
@@ -216,6 +219,7 @@ def fit_to_targets(config: Config, overrides: list[str]) -> list[str]:
     mistyped one is still an error. Returns what was left out, as dotted keys.
     """
     typed = {text.lstrip("+").partition("=")[0].replace("/", ".") for text in overrides}
+    typed |= _targets_of_file(overrides)
     left_out: list[str] = []
     for key in ("data", "model", "model.net", "optimizer", "scheduler"):
         node = _select(config, key)
@@ -234,6 +238,15 @@ def fit_to_targets(config: Config, overrides: list[str]) -> list[str]:
         if f"model.{group}" in left_out:
             _drop_unused(config, group, typed)
     return left_out
+
+
+def _targets_of_file(overrides: list[str]) -> set[str]:
+    """Keys of the classes that ``experiment=PATH.yaml`` puts in, as a sweep's ``best.yaml`` of own classes does."""
+    names = [text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("experiment=")]
+    path = Path(experiment_file(names[-1])) if names else Path()
+    if not path.suffix:  # one of conf/experiment
+        return set()
+    return {f"{key}._target_" for key, _ in targets(OmegaConf.to_container(OmegaConf.load(path)))}
 
 
 def _drop_unused(config: Config, group: str, typed: set[str]) -> None:
