@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import multiprocessing.connection
 import os
+import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +30,18 @@ LOOK_EVERY_S = 0.1  # at the ranks' signs of life, while none ends
 DUMP_S = 0.5  # time for ranks to write their stacks
 
 
+def free_port() -> int:
+    """A port for rank 0 to listen at, a moment later.
+
+    Of those below 32768, which the system does not give to connections: one of these could take it meanwhile.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20000, 32000)
+        with socket.socket() as own, contextlib.suppress(OSError):
+            own.bind(("", port))
+            return port
+
+
 class Alone(RendezvousHandler):
     """Where an agent without others meets them: at once.
 
@@ -36,7 +50,7 @@ class Alone(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         store = HashStore()  # of this start alone: what former ranks left in it can't be taken for these ranks'
-        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo.build(0, store, "localhost"))
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo.build(0, store, "localhost", free_port()))
 
     def get_backend(self) -> str:
         return "alone"
