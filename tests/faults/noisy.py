@@ -18,7 +18,7 @@ from project.data import DataModule
 class NoisyPoints:
     """Points in a plane and the side of a line that they lie on, with noise from Python, NumPy and torch.
 
-    ``bad`` is the index of a sample that can't be read: it ``raises``, or ``dies`` with its process.
+    ``bad`` is the index of a sample that can't be read: it ``raises``, ``dies`` with its process, or ``hangs``.
     """
 
     def __init__(self, length: int, seed: int, bad: int | None = None, how: str = "raises") -> None:
@@ -32,6 +32,8 @@ class NoisyPoints:
         if index == self.bad:
             if self.how == "dies":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if self.how == "hangs":
+                time.sleep(3600)
             raise RuntimeError("this sample is broken")
         noise = 0.1 * (torch.randn(2) + torch.from_numpy(np.random.randn(2)).float() + random.gauss(0, 1))
         point = self.points[index]

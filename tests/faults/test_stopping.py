@@ -1,6 +1,7 @@
 """Signals that ask a run to stop: it saves, ends, and goes on as if nothing had been."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -62,6 +63,48 @@ def test_second_ctrl_c_ends_at_once(start: Start) -> None:
     time.sleep(1)
     os.kill(command.pid, signal.SIGINT)
     time.sleep(1)
+    assert command.process.is_alive()  # it waits for the end of a step that does not come
+    began = time.monotonic()
+    os.kill(command.pid, signal.SIGINT)
+    assert command.wait() == 130
+    assert time.monotonic() - began < 5
+
+
+HANGS = ("++data.bad=7", "++data.how=hangs", "data.num_workers=2", "trainer.devices=1", "launch.max_restarts=0")
+
+
+def waiting(command: Any) -> None:
+    """Until the run waits for a worker that hangs, which is its first batch or one of the first."""
+    command.until(lambda: (command.folder / "tensorboard").exists())
+    time.sleep(3)
+
+
+def test_one_rank_whose_worker_hangs_is_named_and_ended(start: Start) -> None:
+    command = start(*LONG, *HANGS, "launch.hang_timeout_s=2")
+    assert command.wait(60) == 1
+    assert "rank 0 hangs: it waits for data in step" in command.output()
+    state = json.loads((command.folder / "state.json").read_text())
+    assert state["state"] == "failed"
+    assert "rank 0 hangs" in state["error"]
+    assert "most recent call first" in command.log_of(0)  # the stacks of all threads
+
+
+def test_one_rank_whose_worker_hangs_ends_after_the_grace_time(start: Start) -> None:
+    command = start(*LONG, *HANGS, "launch.grace_s=2")
+    waiting(command)
+    began = time.monotonic()
+    os.kill(command.pid, signal.SIGTERM)
+    assert command.wait(60) == 143
+    assert time.monotonic() - began < 15
+    assert "did not come to the end of a step within launch.grace_s=2 of SIGTERM" in command.output()
+    assert "To go on: python -m project.train resume=run" in command.output()
+
+
+def test_second_ctrl_c_ends_one_rank_whose_worker_hangs_at_once(start: Start) -> None:
+    command = start(*LONG, *HANGS)
+    waiting(command)
+    os.kill(command.pid, signal.SIGINT)
+    time.sleep(0.5)
     assert command.process.is_alive()  # it waits for the end of a step that does not come
     began = time.monotonic()
     os.kill(command.pid, signal.SIGINT)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from project.launch.elastic import describe_hang
-from project.launch.heartbeat import Beat, Heartbeats, Sign
+from project.launch.heartbeat import Beat, Heartbeats, Sign, describe_hang
 
 
 def test_signs_of_each_rank_are_read_with_their_age(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from project.launch.heartbeat import Heartbeats, Sign
+from project.launch.heartbeat import Heartbeats, describe_hang
 from project.launch.stopping import EXIT_CODES, SIGNALS
 
 STOP_TIMEOUT_S = 2  # from a rank's failure to the end of the others: they may finish their logs in between
@@ -30,16 +30,16 @@ LOOK_EVERY_S = 0.1  # at the ranks' signs of life, while none ends
 DUMP_S = 0.5  # time for ranks to write their stacks
 
 
-def free_port() -> int:
-    """A port for rank 0 to listen at, a moment later.
+def free_port() -> int | None:
+    """A port for rank 0 to listen at, a moment later; None, for any, where none is found.
 
-    Of those below 32768, which the system does not give to connections: one of these could take it meanwhile.
+    Of those below 32768, which Linux does not give to connections: one of these could take it meanwhile.
     """
-    while True:
-        port = random.SystemRandom().randrange(20000, 32000)
+    for port in random.SystemRandom().sample(range(20000, 32000), 100):
         with socket.socket() as own, contextlib.suppress(OSError):
             own.bind(("", port))
             return port
+    return None
 
 
 class Alone(RendezvousHandler):
@@ -213,15 +213,3 @@ class Agent(LocalElasticAgent):
         self._signal_ranks(signal.SIGQUIT)
         self._signal_ranks(signal.SIGCONT)  # one that is stopped can't write
         time.sleep(DUMP_S)
-
-
-def describe_hang(culprit: Sign, signs: list[Sign], is_stopped: bool) -> str:
-    """Which rank hangs, and where the others are."""
-    others = "; ".join(str(sign) for sign in signs if sign.rank != culprit.rank)
-    how = ", its process is stopped (SIGSTOP)" if is_stopped else ""
-    return (
-        f"rank {culprit.rank} hangs: it {culprit.phase} in step {culprit.step} for {culprit.age_s:.0f} s{how}"
-        + (f" ({others})" if others else "")
-        + "; what each rank was doing stands at the end of its log; if it only takes longer, type "
-        "launch.hang_timeout_s=3600"
-    )

@@ -26,6 +26,14 @@ class Beat:
             self._memory = mmap.mmap(file.fileno(), 0)
         self._offset = rank * RECORD.size
 
+    def start_alone(self) -> None:
+        """Write to memory of this process's own: it looks after itself."""
+        self._memory, self._offset = mmap.mmap(-1, RECORD.size), 0
+
+    def end(self) -> None:
+        """Nobody watches any more."""
+        self._memory = None
+
     def __call__(self, step: int, phase: str) -> None:
         if self._memory is not None:
             RECORD.pack_into(self._memory, self._offset, step, PHASES.index(phase), time.monotonic_ns())
@@ -80,3 +88,15 @@ def _signs(records: bytes) -> list[Sign]:
         for rank, (step, phase, at) in enumerate(RECORD.iter_unpack(records))
         if phase
     ]
+
+
+def describe_hang(culprit: Sign, signs: list[Sign], is_stopped: bool) -> str:
+    """Which rank hangs, and where the others are."""
+    others = "; ".join(str(sign) for sign in signs if sign.rank != culprit.rank)
+    how = ", its process is stopped (SIGSTOP)" if is_stopped else ""
+    return (
+        f"rank {culprit.rank} hangs: it {culprit.phase} in step {culprit.step} for {culprit.age_s:.0f} s{how}"
+        + (f" ({others})" if others else "")
+        + "; what each rank was doing stands at the end of its log; if it only takes longer, type "
+        "launch.hang_timeout_s=3600"
+    )

@@ -33,6 +33,7 @@ from project.launch import (
     run_state,
     strategy,
     trust,
+    watch,
 )
 from project.launch.clock import process_started_at
 from project.launch.imports import import_for_ranks
@@ -122,15 +123,12 @@ def _stop_told(run: Run) -> Iterator[None]:
 
 
 def _grouped(keys: list[str]) -> str:
-    """Dotted keys for people: 3 of data (a, b, c); of many the number alone, since config.yaml has what is left."""
+    """Dotted keys for people: ``data (num_workers, shuffle), model (net)``."""
     groups: dict[str, list[str]] = {}
     for key in keys:
         group, _, name = key.rpartition(".")
         groups.setdefault(group, []).append(name)
-    return "; ".join(
-        f"{len(names)} values of {group}" if len(names) > 4 else ", ".join(f"{group}.{name}" for name in names)
-        for group, names in groups.items()
-    )
+    return ", ".join(f"{group} ({', '.join(names)})" for group, names in groups.items())
 
 
 def _plain(composed: DictConfig, overrides: list[str], run_dir: Path | None = None) -> dict[str, Any]:
@@ -204,7 +202,19 @@ def _complete_of_requeued(composed: DictConfig, overrides: list[str], kind: str)
 def _run_here(function: str, config: dict[str, Any], run: Run) -> Outcome:
     """Run as the only rank, in this process, and leave no trace in its environment."""
     import_for_ranks()
-    with rank.environment_restored(), listening(insistent=True), rank.rank_log(run.folder, 0, own_console=True):
+
+    def tell(error: BaseException) -> None:
+        if not isinstance(error, KeyboardInterrupt | Stopped):
+            print(error, file=sys.stderr, flush=True)
+        with run_state.recorded(run.folder, begins=False), _stop_told(run):
+            raise error
+
+    with (
+        rank.environment_restored(),
+        listening(insistent=True),
+        rank.rank_log(run.folder, 0, own_console=True),
+        watch.watched(config["launch"], run.folder / "ranks" / "rank_0.log", tell),
+    ):
         cpu.settle(config, local_world_size=1)
         try:
             with rank.memory_explained(config, 1):

@@ -42,12 +42,17 @@ class Request:
         self.signum = 0
         self.deferred = False  # training is under way, and looks here between its steps
         self.insistent = False  # a second Ctrl-C ends the process at once
+        self.has_insisted = False
+        self.failure: Exception | None = None  # raised in place of a stop, where the next signal finds the process
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if self.failure is not None:
+            raise self.failure
         again = self.signum != 0
         self.signum = self.signum or signum
         if self.deferred and not (again and self.insistent and signum == signal.SIGINT):
             return
+        self.has_insisted = self.deferred  # it has not come to the end of its step, and may not come to its own
         if signum == signal.SIGINT and self.insistent:
             raise KeyboardInterrupt
         raise Stopped(signum)
@@ -72,7 +77,8 @@ def listening(insistent: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
-        REQUEST.signum, REQUEST.deferred = 0, False  # a later training of this process was asked nothing
+        # A later training of this process was asked nothing.
+        REQUEST.signum, REQUEST.deferred, REQUEST.has_insisted, REQUEST.failure = 0, False, False, None
         for number, handler in before.items():
             signal.signal(number, handler)
 
