@@ -96,3 +96,9 @@ def test_what_torch_says_at_length_is_told_with_what_to_type() -> None:
     told = sentence(caught(torch.optim.SparseAdam([weight]).step))
     assert told is not None
     assert told.endswith("type optimizer=adamw")
+
+
+def test_an_operation_that_spread_weights_do_not_have_names_the_strategy() -> None:
+    told = sentence(RuntimeError("Sharding propagation failed for aten.pow_.Scalar(Spec(f64[1, 64](_NormP(2))), 2)"))
+    assert told is not None
+    assert told.endswith("type optimizer=adamw, or trainer/strategy=ddp")

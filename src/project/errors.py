@@ -34,6 +34,10 @@ _IN_OUR_WORDS = {
         "some steps use other parameters of the model than the first did, and trainer/strategy=ddp_static_graph takes "
         "all steps for alike: type trainer/strategy=ddp_find_unused"
     ),
+    "Sharding propagation failed": (
+        "the optimizer or the model asks for an operation that torch does not know for weights that are spread over "
+        "ranks, as optimizer._target_=torch.optim.Adafactor does: type optimizer=adamw, or trainer/strategy=ddp"
+    ),
     "SparseAdam does not support dense gradients": (
         "optimizer._target_=torch.optim.SparseAdam updates weights with sparse gradients alone, as of an embedding "
         "with sparse=True, and this model has others: type optimizer=adamw"

@@ -136,3 +136,23 @@ def test_evaluation_of_a_run_that_synchronised_batch_norm_works_anywhere(compose
     del config["test"]  # evaluation has none
     config["trainer"] |= {"sync_batchnorm": True, "devices": 2, "detect_anomaly": True}
     combinations.check(config)
+
+
+@pytest.mark.parametrize(
+    ("typed", "refused"),
+    [
+        ("trainer.devices=2", True),
+        ("trainer.devices=2 trainer/strategy=fsdp", True),
+        ("trainer.devices=2 trainer/strategy=dp", False),
+        ("trainer.devices=1", False),
+    ],
+)
+def test_an_optimizer_that_decides_by_the_loss_is_refused_on_several_ranks(
+    compose: Compose, typed: str, refused: bool
+) -> None:
+    overrides = ["optimizer._target_=torch.optim.LBFGS", "trainer.accelerator=cpu", *typed.split()]
+    if not refused:
+        checked(compose, *overrides)
+        return
+    with pytest.raises(UserError, match=r"LBFGS decides by the loss.*type trainer\.devices=1, trainer/strategy=dp"):
+        checked(compose, *overrides)

@@ -138,6 +138,9 @@ def test_an_unknown_key_or_group_comes_with_the_nearest(compose: Compose, overri
         (["model._target_=my_lab.models.MyGPTNet"], "my_gpt_net"),
         (["data._target_=lab.Points"], "points"),
         (["data._target_=lab.Points", "model._target_=lab.line.Line2D"], "line2_d"),
+        (["model._target_=lab.Net", "experiment=none"], "net"),
+        (["model._target_='lab.Net'", "-c", "job"], "net"),
+        (["-m", "model._target_=lab.Net", "seed=1,2"], "net"),
         (["model._target_=lab.Net", "name=mine"], None),
         (["model._target_=lab.Net", "experiment=digits_cnn"], None),
         (["model._target_=lab.Net,lab.Other"], None),
@@ -148,7 +151,10 @@ def test_an_unknown_key_or_group_comes_with_the_nearest(compose: Compose, overri
 def test_a_run_is_named_after_the_class_that_is_put_in(typed: list[str], name: str | None) -> None:
     arguments = ["train", *typed]
     name_after_own_class(arguments)
-    assert arguments == ["train", *typed, *([f"name={name}"] if name else [])]
+    assert [text for text in arguments if not text.startswith("name=") or text in typed] == ["train", *typed]
+    if name:
+        place = arguments.index(f"name={name}")
+        assert arguments[place + 1].startswith(("model._target_=", "data._target_="))
 
 
 @pytest.mark.parametrize(

@@ -288,6 +288,17 @@ def test_a_net_that_was_put_in_is_given_what_it_takes(compose: Compose) -> None:
     assert config["model"]["net"].keys() == {"_target_", "num_classes"}
 
 
+@pytest.mark.usefixtures("mine")
+def test_a_class_that_an_experiment_of_conf_puts_in_is_given_what_it_takes(
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "faces.yaml").write_text("model: {_target_: mine_for_preflight.Strict}\n")
+    monkeypatch.setattr(preflight, "config_folder", lambda: tmp_path)
+    config = plain(compose("model._target_=mine_for_preflight.Strict"))  # as the file would
+    assert "model.scheduler" in preflight.fit_to_targets(config, ["experiment=faces"])
+
+
 @pytest.mark.parametrize(
     ("overrides", "group", "kept"),
     [

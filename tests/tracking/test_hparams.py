@@ -52,7 +52,7 @@ def test_what_the_config_names_is_shown_flat_with_classes_by_their_last_name() -
         ("callbacks=early_stopping", {"callbacks": "early_stopping"}),
     ],
 )
-def test_what_is_typed_is_shown_too_but_for_paths_and_hydra(override: str, more: dict[str, Any]) -> None:
+def test_what_is_typed_is_shown_too_but_for_paths_names_and_hydra(override: str, more: dict[str, Any]) -> None:
     assert select_hparams(CONFIG, [override]) == NAMED | more
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from project.errors import UserError
 from project.launch.preflight import check_installed, targets
+from project.strategies import is_single_process
 
 Config = dict[str, Any]
 DEEPSPEED = "lightning.pytorch.strategies.DeepSpeedStrategy"
@@ -52,6 +53,12 @@ def _impossible(config: Config) -> Iterator[str]:
         yield (
             "trainer.sync_batchnorm=true needs GPUs, since torch synchronises batch norm nowhere else, and this run is "
             "on the CPU: type trainer.sync_batchnorm=false"
+        )
+    optimizer = str((config.get("optimizer") or {}).get("_target_"))
+    if trains and optimizer.endswith(".LBFGS") and trainer["devices"] != 1 and not is_single_process(strategy):
+        yield (
+            f"optimizer._target_={optimizer} decides by the loss how often to compute it, which differs between ranks: "
+            "type trainer.devices=1, trainer/strategy=dp, or optimizer=adamw"
         )
     batches_per_step = trainer.get("accumulate_grad_batches", 1)
     if trains and isinstance(strategy, dict) and strategy.get("static_graph") and batches_per_step > 1:

@@ -78,15 +78,17 @@ def take_experiment_file(arguments: list[str]) -> None:
 def name_after_own_class(arguments: list[str]) -> None:
     """Name a run after the class that is put in, ``my_models.MyNet`` as ``my_net``, unless a name was typed.
 
-    The experiment's name belongs to the model and the data that are replaced.
+    The experiment's name belongs to the model and the data that are replaced; so one that is typed stands.
     """
     typed = dict(argument.partition("=")[::2] for argument in arguments[1:])
-    if typed.keys() & {"name", "experiment", "+experiment", "resume"}:
+    if typed.keys() & {"name", "resume"} or typed.get("experiment", "none") != "none":
         return
-    target = typed.get("model._target_") or typed.get("data._target_")
-    if target and re.fullmatch(r"(\w+\.)+\w+", target):
+    key = next((key for key in ("model._target_", "data._target_") if key in typed), None)
+    target = typed[key].strip("'\"") if key else ""
+    if re.fullmatch(r"(\w+\.)+\w+", target):  # not several, of a sweep
         words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", target.rpartition(".")[2])
-        arguments.append(f"name={words.lower()}")
+        # Beside it: behind a flag Hydra would not know it.
+        arguments.insert(arguments.index(f"{key}={typed[key or '']}"), f"name={words.lower()}")
 
 
 def check_choices(arguments: list[str]) -> None:

@@ -43,7 +43,7 @@ def install(trainer: L.Trainer) -> None:
 
 
 def install_evaluation(trainer: L.Trainer) -> None:
-    """Give a trainer that does not train the loops of validation and test."""
+    """The loops of validation and test alone, for a trainer that does not train."""
     trainer.test_loop = EvaluationLoop.like(trainer.test_loop)
     trainer.validate_loop = EvaluationLoop.like(trainer.validate_loop)
 
@@ -245,11 +245,6 @@ class EvaluationLoop(_EvaluationLoop):
     def _store_dataloader_outputs(self) -> None:
         count_exactly(self._results)
         super()._store_dataloader_outputs()
-
-    def on_run_end(self) -> list[Any]:
-        count_exactly(self._results)
-        outputs: list[Any] = super().on_run_end()
-        return outputs
 
     def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any) -> None:
         if dataloader_iter is not None or self.num_dataloaders > 1:

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from project.compression import KINDS
 from project.errors import UserError, nearest
 from project.launch.build import accepted_arguments, locate
-from project.launch.composition import experiment_file
+from project.launch.composition import config_folder, experiment_file
 from project.strategies.pipeline_layout import PipelineLayout
 
 Config = dict[str, Any]
@@ -219,7 +219,7 @@ def fit_to_targets(config: Config, overrides: list[str]) -> list[str]:
     mistyped one is still an error. Returns what was left out, as dotted keys.
     """
     typed = {text.lstrip("+").partition("=")[0].replace("/", ".") for text in overrides}
-    typed |= _targets_of_file(overrides)
+    typed |= _targets_of_experiment(overrides)
     left_out: list[str] = []
     for key in ("data", "model", "model.net", "optimizer", "scheduler"):
         node = _select(config, key)
@@ -240,12 +240,11 @@ def fit_to_targets(config: Config, overrides: list[str]) -> list[str]:
     return left_out
 
 
-def _targets_of_file(overrides: list[str]) -> set[str]:
-    """Keys of the classes that ``experiment=PATH.yaml`` puts in, as a sweep's ``best.yaml`` of own classes does."""
-    names = [text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("experiment=")]
-    path = Path(experiment_file(names[-1])) if names else Path()
-    if not path.suffix:  # one of conf/experiment
-        return set()
+def _targets_of_experiment(overrides: list[str]) -> set[str]:
+    """Keys of the classes that a typed experiment puts in, as a sweep's ``best.yaml`` of own classes does."""
+    names = [text.partition("=")[2] for text in overrides if text.startswith("experiment=")]
+    name = experiment_file(names[-1]) if names else "none"
+    path = Path(name) if Path(name).suffix else config_folder() / "experiment" / f"{name}.yaml"
     return {f"{key}._target_" for key, _ in targets(OmegaConf.to_container(OmegaConf.load(path)))}
 
 

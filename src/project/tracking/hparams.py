@@ -8,6 +8,8 @@ Plain = bool | int | float | str
 def select_hparams(config: dict[str, Any], overrides: list[str]) -> dict[str, Plain]:
     """The values that ``config["hparams"]`` names, and all that were overridden, as ``{dotted key: value}``.
 
+    But for paths and the run's name, which are none.
+
     A class stands as its last name, None as the word none, a list as its text, and a typed group of several
     classes (``callbacks=early_stopping``) as the choice. A job of a sweep shows what the sweep varies, and no more.
     """
