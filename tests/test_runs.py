@@ -97,7 +97,7 @@ def test_report_of_a_sweep_in_progress_is_written(outputs: Path, capsys: pytest.
     assert main(["report", str(outputs / "sweep_2")]) == 0
     assert "waiting" in (outputs / "sweep_2" / "results.csv").read_text()
     assert "override /optimizer: sgd" in (outputs / "sweep_2" / "best.yaml").read_text()
-    assert "The best of 2 runs" in capsys.readouterr().out
+    assert "The one finished run, of 2 in all" in capsys.readouterr().out
 
 
 def test_tensorboard_is_given_exactly_the_chosen_runs_under_their_names(outputs: Path, tmp_path: Path) -> None:

@@ -131,6 +131,15 @@ def test_groups_can_be_chosen_and_left_out(run: Run, options: tuple[str, ...]) -
     assert 0 <= metrics["test/accuracy"] <= 1
 
 
+def test_a_training_that_early_stopping_ended_says_so(run: Run) -> None:
+    never_better = ("callbacks.early_stopping.patience=1", "callbacks.early_stopping.min_delta=10")
+    folder, _ = run(*QUIET, "logger=none", "callbacks=early_stopping", *never_better)
+    outcome = json.loads((folder / "metrics.json").read_text())
+    # Also though the test has taken the callbacks back to the best checkpoint, of before.
+    assert outcome["ended_early"] == "val/accuracy was not better in the last validation"
+    assert outcome["epochs"] == 2
+
+
 def test_two_batches_are_learnt_by_heart(run: Run) -> None:
     _, metrics = run(*QUIET, "debug=overfit", "trainer.devices=2")
     assert metrics["train/loss"] < 0.01

@@ -48,6 +48,8 @@ def main() -> None:
         sys.exit(f"error: {error}")
     print(f"{changed} files of {len(paths)} changed; now:")
     print(f"    cd {folder}")
+    if arguments.folder is not None:  # without git a run can't record of which code it is
+        print(f"    git init && git add --all && git commit --message 'Begin {arguments.name}'")
     print(f"    make test    # or: pip install -e '.[dev]' && python -m {arguments.name}.train")
 
 

@@ -22,6 +22,7 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
     from project.launch.build import build, build_all
     from project.launch.capabilities import untestable
     from project.launch.checkpoint import ConfigInCheckpoint, best_checkpoint, loading
+    from project.launch.ending import ended_early
     from project.launch.final_validation import FinalValidation
     from project.launch.full_disk import spare_curves
     from project.launch.last_window import LastWindow
@@ -32,6 +33,7 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
     from project.launch.rank import cluster_environment
     from project.launch.rank_states import RankStates
     from project.launch.run_folder import write_metrics
+    from project.launch.step_threads import StepThreads
     from project.strategies.checkpoint_files import CheckpointFiles
     from project.strategies.sharded_checkpoint import consolidate_all
     from project.sweep.pruning import pruning
@@ -58,6 +60,7 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
         callbacks=[
             MonitorCheck(config["monitor"], config["mode"]),
             states,
+            StepThreads(config["launch"]["threads_per_rank"]),
             FinalValidation(),
             LastWindow(),
             *callbacks,
@@ -78,6 +81,7 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
 
     with loading(start.path):
         trainer.fit(model, datamodule=datamodule, ckpt_path=start.path, weights_only=True)
+    why = ended_early(trainer)  # before the test takes the callbacks back to the best checkpoint
     metrics = states.logged | {name: float(value) for name, value in trainer.callback_metrics.items()}
     consolidate_all(trainer)  # one plain file of each checkpoint that the ranks wrote in parts
     best = best_checkpoint(trainer)
@@ -94,7 +98,7 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
     for logger in loggers:
         if hasattr(logger, "finish_run"):
             logger.finish_run()
-    outcome = Outcome.of_training(trainer, metrics, best, config["monitor"], run)
+    outcome = Outcome.of_training(trainer, metrics, best, config["monitor"], run, why)
     if trainer.is_global_zero:
         write_metrics(run.folder, outcome)
     return outcome

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from project.data.loaders import lost_worker
+
 FAILS = """
 from project.data.loaders import evaluation_loader
 
@@ -18,9 +20,54 @@ print("read", flush=True)
 raise SystemExit(3)
 """
 
+DIES = """
+import os, signal
+from project.data.loaders import evaluation_loader, lost_worker
+
+class Bad:
+    def __len__(self): return 8
+    def __getitems__(self, indices):
+        if 5 in indices: {dies_by}
+        return indices
+
+try:
+    list(evaluation_loader(Bad(), list, 2, None, num_workers=2))
+except RuntimeError as error:
+    print(lost_worker(str(error)))
+"""
+
 
 @pytest.mark.slow
 def test_workers_that_are_still_there_do_not_keep_a_process_from_ending() -> None:
     # A name of the module holds on to the iterator, as the traceback of an error does.
     done = subprocess.run([sys.executable, "-c", FAILS], capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stdout) == (3, "read\n"), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dies_by", "told"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed, as Linux does where memory runs out"),
+        ("os._exit(7)", "exit code 7: type data.num_workers=0"),
+    ],
+)
+def test_what_a_worker_read_that_died_is_told(dies_by: str, told: str) -> None:
+    code = DIES.format(dies_by=dies_by)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert done.stdout.startswith("a worker of the loader died while one of the samples 4, 5 of Bad was read ("), (
+        done.stderr
+    )
+    assert told in done.stdout or "nobody saw how" in done.stdout  # torch may ask for the worker before its signal came
+
+
+def test_loaders_of_others_are_told_of_without_a_sample() -> None:
+    killed = "DataLoader worker (pid 17) is killed by signal: Killed. "
+    assert lost_worker(killed) == (
+        "a worker of the loader died (killed, as Linux does where memory runs out: type fewer data.num_workers, or a "
+        "smaller data.batch_size)"
+    )
+    several = lost_worker("DataLoader worker (pid(s) 17, 18) exited unexpectedly")
+    assert several is not None
+    assert several.startswith("a worker of the loader died (nobody saw how")
+    assert lost_worker("Caught RuntimeError in DataLoader worker process 0.") is None

@@ -88,6 +88,7 @@ class Killer(threading.Thread):
 def disturbed(folder: Path, overrides: tuple[str, ...], moments: random.Random, longest_s: float) -> int:
     """Train to the end however often the run is killed; how often it was."""
     from project.launch.agent import RankError
+    from project.launch.resume import is_complete
 
     kills = 0
     while True:
@@ -101,6 +102,8 @@ def disturbed(folder: Path, overrides: tuple[str, ...], moments: random.Random, 
             if not killer.killed:
                 raise
             kills += 1
+            if is_complete(folder):  # killed when all was done, while the process ended
+                return kills
         else:
             return kills
         finally:

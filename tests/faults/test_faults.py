@@ -1,6 +1,7 @@
 """What happens to a run of real processes when one of them fails, and what its user is told."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -21,6 +22,8 @@ from interpreters import is_alive
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 LONG = ("++model.sleep_s=0.02", "trainer.max_epochs=50", "callbacks.last.every_n_steps=3", "trainer.devices=2")
+IN_OUTPUTS = (*LONG, "paths.run_dir=null")
+DIES = (*LONG, "++data.bad=7", "++data.how=dies", "data.num_workers=1")
 Start = Callable[..., Any]
 
 
@@ -82,6 +85,38 @@ def test_mistake_of_the_user_is_not_tried_again(start: Start) -> None:
     assert "start again" not in command.output()
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_mistake_that_shows_before_the_first_step_leaves_no_folder(start: Start, tmp_path: Path, devices: int) -> None:
+    command = start(*IN_OUTPUTS, "monitor=val/nothing", f"trainer.devices={devices}")
+    assert command.wait() == 1
+    assert "error: monitor=val/nothing is not among what NoisyModel logs" in command.output()
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_folders_that_were_there_and_a_chosen_one_stay(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "outputs").mkdir()
+    assert start(*IN_OUTPUTS, "monitor=val/nothing", "trainer.devices=1").wait() == 1
+    assert list((tmp_path / "outputs").iterdir()) == []
+    command = start(*LONG, "monitor=val/nothing", "trainer.devices=1")
+    assert command.wait() == 1
+    assert json.loads((command.folder / "state.json").read_text())["state"] == "failed"
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_folder_of_a_run_that_has_trained_stays(start: Start, tmp_path: Path, devices: int) -> None:
+    command = start(*IN_OUTPUTS, "++model.at=2", "++model.what=memory", f"trainer.devices={devices}")
+    assert command.wait() == 1
+    assert "error: memory ran out" in command.output()
+    (state,) = tmp_path.glob("outputs/*/*/state.json")
+    assert json.loads(state.read_text())["trained"]
+
+
+def test_exception_before_the_first_step_leaves_its_logs(start: Start, tmp_path: Path) -> None:
+    assert start(*IN_OUTPUTS, "++model.at=0", "trainer.devices=1").wait() == 1
+    (log,) = tmp_path.glob("outputs/*/*/ranks/rank_0.log")
+    assert "RuntimeError: a fault of one rank" in log.read_text()
+
+
 def test_exception_in_one_rank_ends_all_with_its_traceback(start: Start) -> None:
     began = time.monotonic()
     command = start(*LONG, "++model.at=4", "++model.who=1")
@@ -99,10 +134,20 @@ def test_sample_that_cant_be_read_is_named(start: Start, workers: int) -> None:
     assert "This happened while sample 7 of NoisyPoints was read." in command.output()
 
 
-def test_samples_of_a_worker_that_died_are_named(start: Start) -> None:
-    command = start(*LONG, "++data.bad=7", "++data.how=dies", "data.num_workers=1", "trainer.devices=1")
+@pytest.mark.parametrize("devices", [1, 2])
+def test_sample_of_a_worker_that_died_is_named_without_a_traceback(start: Start, devices: int) -> None:
+    command = start(*DIES, f"trainer.devices={devices}")
     assert command.wait() == 1
-    assert "A worker of the loader died while sample 7 of NoisyPoints was read." in command.output()
+    assert "error: a worker of the loader died while sample 7 of NoisyPoints was read (" in command.output()
+    assert "Traceback" not in command.output()
+    assert any("Traceback" in command.log_of(rank) for rank in range(devices))
+
+
+def test_traceback_of_a_worker_that_died_is_shown_when_asked_for(start: Start) -> None:
+    command = start(*DIES, "trainer.devices=1", env={"HYDRA_FULL_ERROR": "1"})
+    assert command.wait() == 1
+    assert "DataLoader worker (pid" in command.output()
+    assert "UserError: a worker of the loader died while sample 7 of NoisyPoints was read (" in command.output()
 
 
 def test_memory_that_runs_out_is_told_with_the_batch(start: Start) -> None:

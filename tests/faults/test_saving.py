@@ -44,6 +44,13 @@ def test_last_states_are_kept_by_steps_and_the_end_is_always_saved(tmp_path: Pat
     assert steps(tmp_path) == {"last.ckpt": 24, "last-1.ckpt": 20, "last-2.ckpt": 10}
 
 
+def test_epochs_that_follow_one_another_too_fast_are_not_all_saved(tmp_path: Path) -> None:
+    fit(tmp_path, LastCheckpoint(str(tmp_path), keep=9, min_gap_s=3600))
+    assert steps(tmp_path) == {"last.ckpt": 24}
+    fit(tmp_path / "by_steps", LastCheckpoint(str(tmp_path / "by_steps"), keep=9, every_n_steps=10, min_gap_s=3600))
+    assert steps(tmp_path / "by_steps") == {"last.ckpt": 24, "last-1.ckpt": 20, "last-2.ckpt": 10}
+
+
 def test_last_states_are_kept_by_time(tmp_path: Path) -> None:
     fit(tmp_path, LastCheckpoint(str(tmp_path), keep=100, every_n_epochs=None, every_s=1e-6))
     assert set(steps(tmp_path).values()) >= {1, 2, 3, 24}

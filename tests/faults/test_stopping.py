@@ -46,6 +46,17 @@ def test_signal_saves_and_ends_with_the_code_of_a_shell(start: Start, name: str,
     assert step_of(command.folder) == 60
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_ctrl_c_before_there_is_a_checkpoint_says_so_and_how_to_go_on(start: Start, devices: int) -> None:
+    command = start(*LONG, f"trainer.devices={devices}", "callbacks=none")
+    command.until((command.folder / "ranks" / "rank_0.log").exists)
+    os.kill(command.pid, signal.SIGINT)
+    assert command.wait() == 130
+    told = "Stopped by SIGINT; it has no checkpoint yet, and would begin anew. To go on: python -m project.train "
+    assert f"{told}resume=run\n" in command.output()
+    assert "nothing was written" not in command.output()
+
+
 def test_signal_to_one_rank_stops_all_at_the_same_step(start: Start) -> None:
     command = start(*LONG, "trainer.devices=2")
     command.until(lambda: (command.folder / "tensorboard").exists() and len(command.ranks()) == 2)

@@ -2,10 +2,13 @@
 
 import lightning as L
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from project.data import DigitsDataModule
-from project.launch.capabilities import unpredicting, untestable
+from project.errors import UserError
+from project.launch.capabilities import forward_explained, unpredicting, untestable
 from small_classifier import Classifier
 
 
@@ -27,3 +30,35 @@ def test_a_model_or_data_without_a_test_is_named() -> None:
 @pytest.mark.parametrize(("model", "can"), [(Bare(), False), (Forward(), True), (Classifier(), True)])
 def test_a_model_predicts_by_its_step_or_its_forward(model: L.LightningModule, can: bool) -> None:
     assert (unpredicting(model) is None) is can
+
+
+class OfImages(L.LightningModule):
+    """Written for its input alone; the batch is a pair."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(6, 3)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.net(image)
+
+
+def predict(model: L.LightningModule, *tensors: Tensor) -> None:
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+    with forward_explained(model):
+        trainer.predict(model, DataLoader(TensorDataset(*tensors), batch_size=4))
+
+
+def test_a_forward_that_takes_no_whole_batch_is_told_to_get_a_predict_step() -> None:
+    with pytest.raises(UserError, match="OfImages has no predict_step.* a list of 2, .*self\\(batch\\[0\\]\\)"):
+        predict(OfImages(), torch.randn(8, 6), torch.arange(8))
+
+
+class OfImagesWithStep(OfImages):
+    def predict_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return self(batch[0]).argmax(dim=2)  # an error of the user's own, which needs its traceback
+
+
+def test_an_error_in_an_own_predict_step_stays_what_it_is() -> None:
+    with pytest.raises(IndexError):
+        predict(OfImagesWithStep(), torch.randn(8, 6), torch.arange(8))

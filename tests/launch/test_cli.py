@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import project
+from project.launch import cli, run_folder
 from project.launch.cli import flags_first
 
 
@@ -28,3 +29,46 @@ def test_nothing_is_asked_on_standard_input() -> None:
     sources = list(Path(project.__file__).parent.rglob("*.py"))
     assert len(sources) > 100
     assert [path.name for path in sources if asks.search(path.read_text())] == []
+
+
+def interrupted(folder: Path | None) -> int:
+    """The exit code of a command that Ctrl-C finds while its config is prepared, with or without a folder by then."""
+
+    def prepare(name: str, arguments: list[str]) -> str:
+        if folder is not None:
+            run_folder.claim(folder)
+        raise KeyboardInterrupt
+
+    return cli.run("train", "project.train:train", prepare)
+
+
+@pytest.fixture
+def command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli.sys, "argv", ["train"])
+    monkeypatch.setattr(cli.sys, "path", list(cli.sys.path))
+    monkeypatch.setattr(cli, "CLAIMED", claimed := [])
+    monkeypatch.setattr(run_folder, "CLAIMED", claimed)
+    for name in ("HYDRA_FULL_ERROR", "RANK", "SLURM_PROCID"):
+        monkeypatch.setenv(name, "0")
+
+
+@pytest.mark.usefixtures("command_line")
+def test_ctrl_c_before_there_is_a_folder_says_that_nothing_was_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert interrupted(None) == 130
+    assert capsys.readouterr().err == "\nInterrupted before the run began; nothing was written.\n"
+
+
+@pytest.mark.usefixtures("command_line")
+def test_ctrl_c_names_the_folder_that_was_made(capsys: pytest.CaptureFixture[str]) -> None:
+    assert interrupted(Path("outputs")) == 130
+    assert re.fullmatch(r"\nInterrupted; what was written so far is in outputs/\S+\.\n", capsys.readouterr().err)
+
+
+@pytest.mark.usefixtures("command_line")
+def test_one_rank_of_several_tells_of_ctrl_c(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert interrupted(None) == 130
+    assert capsys.readouterr().err == ""

@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from project.errors import UserError
 from project.launch import combinations, devices, preflight, strategy
+from project.launch.composition import config_folder
 
 Compose = Callable[..., DictConfig]
 
@@ -121,6 +122,50 @@ def test_choices_that_do_not_go_together_are_refused_with_what_does(compose: Com
 )
 def test_each_choice_alone_passes(compose: Compose, typed: str) -> None:
     checked(compose, *typed.split())
+
+
+# Every file of conf/trainer/strategy is in one of the two.
+WHOLE = (
+    "auto", "ddp", "ddp_bf16_compress", "ddp_find_unused", "ddp_local_sgd", "ddp_powersgd", "ddp_static_graph",
+)  # fmt: skip
+SPREAD = ("deepspeed", "dp", "fsdp", "fsdp_tensor_parallel", "layer_split", "pipeline", "tensor_parallel")
+
+
+@pytest.mark.parametrize(
+    "compression",
+    [
+        {"callbacks": {"mine": {"_target_": "project.compression.pruning.Pruning"}}},
+        {"callbacks": {"quantize": {"_target_": "project.compression.quantization.Quantization"}}},
+        {"quantize": "int8_dynamic"},
+    ],
+    ids=["pruning", "quantize", "quantized_evaluation"],
+)
+def test_what_changes_weights_is_refused_where_a_process_has_not_all(
+    deepspeed: Callable[[bool], None], compression: dict[str, Any]
+) -> None:
+    deepspeed(True)
+    assert {*WHOLE, *SPREAD} == {path.stem for path in (config_folder() / "trainer" / "strategy").glob("*.yaml")}
+    for name in (*WHOLE, *SPREAD):
+        trainer = {"strategy": strategy.resolve(name), "accelerator": "cuda", "devices": 2}
+        if name in WHOLE:
+            combinations.check(compression | {"trainer": trainer})
+            continue
+        with pytest.raises(
+            UserError, match=r"needs the whole model in each process, and \w+ .*type trainer/strategy=ddp$"
+        ):
+            combinations.check(compression | {"trainer": trainer})
+
+
+def test_pruning_needs_a_known_end(compose: Compose) -> None:
+    checked(compose, "callbacks=pruning", "trainer.max_epochs=-1", "trainer.max_steps=9")
+    with pytest.raises(UserError, match=r"trainer.max_epochs=-1 leaves its end open: type trainer.max_epochs=N"):
+        checked(compose, "callbacks=pruning", "trainer.max_epochs=-1", "trainer.max_time=00:00:01:00")
+
+
+def test_pruned_weights_have_no_average(compose: Compose) -> None:
+    average = "+callbacks.ema._target_=project.strategies.weight_averaging.WeightAveraging"
+    with pytest.raises(UserError, match="callbacks=pruning and an average of the weights can't be combined"):
+        checked(compose, "callbacks=pruning", average)
 
 
 def test_half_precision_and_synchronised_batch_norm_are_for_gpus(

@@ -11,6 +11,28 @@ from project.launch import agent
 from project.launch.job import run_job
 from project.launch.run import Outcome, Run
 
+OWN_NET = ["model.net._target_=torch.nn.Flatten"]  # which takes none of the net's arguments
+
+
+@pytest.mark.parametrize("in_sweep", [False, True])
+def test_a_job_of_a_sweep_leaves_it_to_the_sweep_to_tell_of_it(
+    compose: Callable[..., DictConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    in_sweep: bool,
+) -> None:
+    monkeypatch.setattr(agent, "run_ranks", lambda *_: Outcome({"val/loss": 0.5}))
+    monkeypatch.setattr(agent, "warm_up", lambda: None)
+    typed = [*OWN_NET, "trainer.devices=2", "trainer.accelerator=cpu", f"paths.outputs={tmp_path}"]
+    run_job("project.train:train", compose(*typed), typed, sweep_folder=tmp_path / "0" if in_sweep else None)
+    out = capsys.readouterr().out
+    if in_sweep:
+        assert out == ""
+    else:
+        assert out.count("Left out of the config") == out.count("train digits_mlp on 2 ranks") == 1
+        assert "val/loss" in out
+
 
 def test_a_job_of_a_sweep_has_a_process_of_its_own_even_with_one_rank(
     compose: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

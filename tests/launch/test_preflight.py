@@ -244,6 +244,8 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "    def __init__(self, **anything): ...\n"
         "class Net:\n"
         "    def __init__(self, num_classes): ...\n"
+        "class Data:\n"
+        "    def __init__(self, batch_size=32, num_workers=0, shuffle=False, seed=7, image_shape=(1, 8, 8)): ...\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -278,6 +280,18 @@ def test_what_a_class_that_was_put_in_does_not_take_is_left_out(
     kept = {name for name in before["model"] if f"model.{name}" not in left_out}
     assert config["model"] == {name: before["model"][name] for name in kept}
     assert config["data"] == before["data"]
+
+
+@pytest.mark.usefixtures("mine")
+def test_values_that_win_over_defaults_of_a_class_that_was_put_in_are_told(compose: Compose) -> None:
+    overrides = ["data._target_=mine_for_preflight.Data"]
+    config = plain(compose(*overrides))
+    preflight.fit_to_targets(config, overrides)
+    won = preflight.replaced_defaults(config, overrides)
+    assert won == ["data.batch_size=64 (there 32)", "data.shuffle=True (there False)"]
+    overrides.append("data.batch_size=64")  # typed: wanted so
+    assert preflight.replaced_defaults(config, overrides) == ["data.shuffle=True (there False)"]
+    assert preflight.replaced_defaults(config, []) == []
 
 
 @pytest.mark.usefixtures("mine")

@@ -182,7 +182,7 @@ def test_the_largest_seed_works_on_any_rank() -> None:
 
 
 def test_a_command_is_found_by_module_and_name() -> None:
-    assert rank.load("project.launch.rank:memory_explained") is rank.memory_explained
+    assert rank.load("project.launch.rank:faults_explained") is rank.faults_explained
 
 
 @pytest.mark.parametrize(

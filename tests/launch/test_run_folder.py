@@ -11,7 +11,7 @@ import torch
 from omegaconf import OmegaConf
 
 from project.errors import UserError
-from project.launch import run_folder
+from project.launch import run_folder, run_state
 from project.launch.run import Outcome
 
 
@@ -93,6 +93,67 @@ def test_a_chosen_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     run_folder.record(run_folder.take(tmp_path / "run"), {}, [], {})
     with pytest.raises(UserError, match=r"holds a run already: type another paths\.run_dir"):
         run_folder.take(tmp_path / "run")
+
+
+def refused(outputs: Path, error: BaseException, trained: bool = False, wrote: str | None = None) -> None:
+    """A run that begins, and ends by an error, perhaps after a step or with a file."""
+    made = run_folder.missing(outputs / "mlp")
+    folder = run_folder.claim(outputs / "mlp")
+    with run_folder.removed_if_refused(folder, made), run_state.recorded(folder):
+        if trained:
+            run_state.record_first_step(folder)
+        if wrote is not None:
+            (folder / wrote).parent.mkdir(exist_ok=True)
+            (folder / wrote).write_text("x")
+        raise error
+
+
+@pytest.mark.parametrize("there", [0, 1, 2])
+def test_a_mistake_before_the_first_step_takes_along_the_folders_that_were_made_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: int
+) -> None:
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    before = [tmp_path / "outputs", tmp_path / "outputs" / "mlp"][:there]
+    for folder in before:
+        folder.mkdir()
+    with pytest.raises(UserError):
+        refused(tmp_path / "outputs", UserError("type a=2"))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("error", "trained", "wrote"),
+    [
+        (UserError("a"), True, None),
+        (UserError("a"), False, "predictions.csv.rank_0"),
+        (UserError("a"), False, "checkpoints/best.ckpt"),
+        (RuntimeError("a"), False, None),
+        (KeyboardInterrupt(), False, None),
+    ],
+    ids=["trained", "predicted", "saved", "no_mistake", "ctrl_c"],
+)
+def test_other_ends_leave_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, trained: bool, wrote: str | None
+) -> None:
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    with pytest.raises(type(error)):
+        refused(tmp_path, error, trained, wrote)
+    (state,) = tmp_path.glob("mlp/*/state.json")
+    assert json.loads(state.read_text())["trained"] == trained
+
+
+def test_a_folder_whose_run_was_interrupted_before_it_was_written_down_goes(tmp_path: Path) -> None:
+    folder = run_folder.claim(tmp_path)
+    with pytest.raises(KeyboardInterrupt), run_folder.removed_if_refused(folder, []):
+        (folder / "config.yaml").write_text("a: 1")
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_the_runs_alone_stays(tmp_path: Path) -> None:
+    with pytest.raises(UserError), run_folder.removed_if_refused(tmp_path, None):
+        raise UserError("type a=2")
+    assert tmp_path.exists()
 
 
 def test_a_run_is_recorded_so_that_it_can_be_read_back(tmp_path: Path) -> None:

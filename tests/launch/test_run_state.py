@@ -57,6 +57,22 @@ def test_first_failure_of_the_ranks_is_the_reason(tmp_path: Path) -> None:
     assert found.error == "ValueError: the cause"
 
 
+def test_rank_of_a_run_that_left_no_folder_makes_none(tmp_path: Path) -> None:
+    with pytest.raises(UserError), run_state.recorded(tmp_path / "removed", begins=False):
+        raise UserError("type a=2")
+    assert not (tmp_path / "removed").exists()
+
+
+def test_first_step_is_noted_where_a_run_is_under_way(tmp_path: Path) -> None:
+    run_state.record_first_step(tmp_path)
+    assert run_state.read(tmp_path) is None
+    with run_state.recorded(tmp_path):
+        run_state.record_first_step(tmp_path)
+    state = run_state.read(tmp_path)
+    assert state is not None
+    assert (state.state, state.trained) == ("finished", True)
+
+
 def test_failure_before_there_was_a_folder_is_recorded(tmp_path: Path) -> None:
     run_state.record_failure(tmp_path / "job", UserError("no such thing"))
     found = run_state.read(tmp_path / "job")

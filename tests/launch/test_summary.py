@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from project.launch.run import Outcome, Run
-from project.launch.summary import summarize
+from project.launch.summary import announce, summarize
 
 CONFIG = {"name": "digits", "monitor": "val/accuracy"}
 
@@ -21,3 +21,24 @@ def test_the_best_value_stands_beside_the_last(tmp_path: Path, capsys: pytest.Ca
     assert table["best val/accuracy"][0] == "0.9500"
     assert table["best checkpoint"][0] == str(tmp_path / "best.ckpt")  # whole, to be copied
     assert table["training time"][0] == "1.0 s on 1 rank"
+
+
+def test_what_ended_a_training_early_stands_beside_its_epochs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = Outcome({}, epochs=7, steps=133, ended_early="val/accuracy was not better in the last 5 validations")
+    summarize("train", CONFIG, Run(tmp_path, [], {}, 0.0), outcome)
+    row = next(line for line in capsys.readouterr().out.splitlines() if "epochs, steps" in line)
+    assert "7, 133" in row
+    assert "ended early: val/accuracy was not better in the last 5 validations" in row
+
+
+def test_the_devices_of_one_process_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run(tmp_path, [], {}, 0.0)
+    announce("train", CONFIG, run, 1, 4)
+    announce("train", CONFIG, run, 4, 4)
+    summarize("train", CONFIG, run, Outcome({}, train_s=1.0, num_devices=4))
+    one, four, *table = capsys.readouterr().out.splitlines()
+    assert "on 1 rank with 4 devices," in one
+    assert "on 4 ranks," in four
+    assert any("1.0 s on 1 rank with 4 devices" in line for line in table)

@@ -16,7 +16,8 @@ from torchmetrics import MeanMetric, MetricCollection, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from project.launch.checkpoint import ConfigInCheckpoint
-from project.launch.rank import cluster_environment, quiet_libraries
+from project.launch.quiet import quiet_libraries
+from project.launch.rank import cluster_environment
 from project.launch.rank_states import RankStates
 from project.launch.run import Outcome, Run
 from project.models import ImageClassifier, LanguageModel

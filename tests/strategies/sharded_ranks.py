@@ -23,7 +23,8 @@ from torchmetrics import SumMetric
 
 from project.data.datamodule import DataModule, TensorDataset
 from project.launch.checkpoint import ConfigInCheckpoint
-from project.launch.rank import cluster_environment, quiet_libraries
+from project.launch.quiet import quiet_libraries
+from project.launch.rank import cluster_environment
 from project.launch.rank_states import RankStates
 from project.launch.run import Outcome, Run
 from project.launch.saving import save

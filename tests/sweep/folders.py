@@ -22,13 +22,19 @@ def write_run(
     pid: int | None = None,
     overrides: list[str] | None = None,
     config: dict[str, Any] | None = None,
+    times: tuple[float, float] | None = None,
     **outcome: Any,
 ) -> Path:
-    """A run folder; with ``state=None`` and no metrics that of a job which has not begun."""
+    """A run folder; with ``state=None`` and no metrics that of a job which has not begun.
+
+    ``times``: when it began and ended, in seconds before now.
+    """
     folder.mkdir(parents=True)
     if state is not None:
         now = time.time()
-        said = {"state": state, "started_at": now - 10, "ended_at": now, "host": socket.gethostname(), "error": error}
+        began_s, ended_s = times or (10, 0)
+        said = {"state": state, "started_at": now - began_s, "ended_at": now - ended_s, "error": error}
+        said["host"] = socket.gethostname()
         (folder / "state.json").write_text(json.dumps(said | {"pid": os.getpid() if pid is None else pid}))
     if metrics is not None or objective is not None:
         written = {"metrics": metrics or {}, "objective": objective, "world_size": 2, **outcome}

@@ -10,7 +10,9 @@ from omegaconf import OmegaConf
 
 from project.errors import UserError
 from project.launch.composition import config_folder, register_resolvers, take_experiment_file
-from project.sweep.experiment_file import experiment
+from project.sweep.experiment_file import experiment, write_experiment
+from project.sweep.results import rows_of
+from sweep.folders import make_sweep, write_run
 
 
 @pytest.mark.parametrize(
@@ -52,3 +54,11 @@ def test_what_a_file_can_not_say_stands_in_a_comment() -> None:
 def test_missing_experiment_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="experiment=.*none.yaml can't be read"):
         take_experiment_file(["train", f"experiment={tmp_path}/none.yaml"])
+
+
+def test_the_best_is_written_as_it_was_typed_with_the_plus_of_what_was_added(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, {"+model.lr": "0.1", "+scheduler@model.second": "one_cycle"})
+    write_run(sweep.jobs[0].folder, metrics={"val/loss": 0.5}, objective=0.5)
+    text = write_experiment(sweep, rows_of(sweep)[0]).read_text()
+    assert yaml.safe_load(text)["model"] == {"lr": 0.1}
+    assert "type it too: +scheduler@model.second=one_cycle" in text

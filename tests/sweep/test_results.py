@@ -90,6 +90,30 @@ def test_best_over_seeds_is_the_best_mean_and_not_the_luckiest_run(tmp_path: Pat
     assert best.number == 2
 
 
+def test_parameters_are_called_by_their_keys_also_where_they_were_added(tmp_path: Path) -> None:
+    parameters = [{"+model.lr": lr, "++seed": seed} for lr in ("0.1", "0.2") for seed in ("1", "2")]
+    sweep = make_sweep(tmp_path, *parameters)
+    for job in sweep.jobs:
+        write_run(job.folder, metrics={"val/loss": 1.0}, objective=1.0)
+    rows = rows_of(sweep)
+    header, body = table_of(rows, sweep.objectives)
+    assert header[3:5] == ["model.lr", "seed"]
+    assert body[1][3:5] == ["0.1", "2"]
+    assert [group.name for group in over_seeds(rows, sweep.objectives)] == ["lr=0.1", "lr=0.2"]
+    # Typed again, the plus is needed.
+    assert sweep.jobs[1].overrides([])[:2] == ["+model.lr=0.1", "++seed=2"]
+
+
+def test_only_of_what_is_monitored_the_best_value_counts(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, {"lr": "1"}, by_monitor=False)
+    write_run(sweep.jobs[0].folder, metrics={"val/loss": 0.7}, objective=0.5)
+    (row,) = rows_of(record.read(tmp_path))
+    assert row.objectives == (0.7,)
+    header, _ = table_of([row], sweep.objectives, by_monitor=False)
+    assert header.count("val/loss") == 1
+    assert "best val/loss" not in header
+
+
 def test_one_seed_is_no_spread(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, {"lr": "0.1", "seed": "1"}, {"lr": "0.2", "seed": "1"})
     for job in sweep.jobs:

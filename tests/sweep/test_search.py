@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from project.errors import UserError
 from project.launch.run import Outcome
+from project.sweep.pruning import pruning
 from sweep.folders import trials_of
 
 optuna = pytest.importorskip("optuna")
@@ -168,8 +169,30 @@ def test_study_that_is_being_searched_is_left_alone(run_sweep: RunSweep) -> None
         ([LR, "sweep/sampler=grid"], "optimizer.lr is an interval"),
         ([LR, "+sweep.sampler.nonsense=1"], "sweep.sampler: optuna.samplers.TPESampler can't be built: .*nonsense"),
         ([LR, "sweep.objectives={val/accuracy:best}"], "val/accuracy=best can't be"),
+        (["monitor=val/accuracy,val/loss"], "monitor=val/accuracy,val/loss: .*must be the same in all"),
+        ([LR, "+foo=1"], r"\+foo would be without effect"),
     ],
 )
-def test_what_can_not_be_searched_is_told(run_sweep: RunSweep, overrides: list[str], sentence: str) -> None:
+def test_what_can_not_be_searched_is_told_before_there_is_a_folder(
+    run_sweep: RunSweep, tmp_path: Path, overrides: list[str], sentence: str
+) -> None:
     with pytest.raises(UserError, match=sentence):
         run_sweep(near_a_hundredth, "sweep=optuna", *overrides)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_trial_that_monitors_something_else_fails_alone(run_sweep: RunSweep) -> None:
+    command = ["sweep=optuna", "experiment=digits_mlp,text_gpt", "sweep/sampler=grid"]
+    told = r"1 of 2 jobs .*\n.*it monitors val/bits_per_byte min, and the search compares val/accuracy max"
+    with pytest.raises(UserError, match=told):
+        run_sweep(lambda config: 1.0, *command)
+
+
+@pytest.mark.parametrize(
+    ("objectives", "number"),
+    [(None, 1), ({"val/accuracy": "max"}, 1), ({"train_s": "min"}, 0), ({"val/accuracy": "max", "train_s": "min"}, 0)],
+)
+def test_trials_are_pruned_by_what_they_monitor_alone(objectives: dict[str, str] | None, number: int) -> None:
+    job = {"trial": 0, "folder": "a", "study": "b", "storage": "journal", "varied": []}
+    settings = {"job": job, "pruner": {"_target_": "optuna.pruners.MedianPruner"}, "objectives": objectives}
+    assert len(pruning({"monitor": "val/accuracy", "sweep": settings})) == number

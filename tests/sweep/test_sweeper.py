@@ -11,6 +11,7 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 
 from project.errors import UserError
+from project.launch.run import Outcome
 from project.launch.run_state import recorded
 from project.sweep.plugins import go_on_with_sweep
 from project.sweep.results import rows_of
@@ -32,7 +33,8 @@ def test_job_that_fails_is_marked_and_the_sweep_goes_on(
     assert lines[0] == "2 of 6 jobs of the sweep failed:"
     assert [line.rpartition(": ")[2] for line in lines[1:]] == ["out of luck"] * 2
     out = capsys.readouterr().out
-    assert "sweep: 6 of 6 done, 2 failed; best val/accuracy 3 (seed=3,lr=0.1)" in out
+    assert "The best of 4 finished runs, of 6 in all" in out
+    assert "sweep: 4 of 6 done, 2 failed; best val/accuracy 3 (seed=3,lr=0.1)" in out
 
 
 def test_every_job_has_a_folder_named_after_what_varies(run_sweep: RunSweep) -> None:
@@ -56,12 +58,44 @@ def test_seed_differs_only_where_the_sweep_says_so(run_sweep: RunSweep) -> None:
     assert seeds[2:] == [1, 2]
 
 
-def test_what_does_not_compose_is_refused_before_any_job_runs(run_sweep: RunSweep) -> None:
+def test_what_does_not_compose_is_refused_before_any_job_runs(run_sweep: RunSweep, tmp_path: Path) -> None:
     def never(config: DictConfig) -> float:
         raise AssertionError("a job ran")
 
     with pytest.raises(MissingConfigException, match="optimizer/nothing"):
         run_sweep(never, "optimizer=adamw,nothing")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("typed", ["monitor=val/accuracy,val/loss", "mode=min,max"])
+def test_what_jobs_are_compared_by_is_not_varied(run_sweep: RunSweep, tmp_path: Path, typed: str) -> None:
+    with pytest.raises(UserError, match=f"^{typed}: .*must be the same in all: type one value.*sweep.objectives="):
+        run_sweep(lambda config: 1.0, typed)
+    assert list(tmp_path.iterdir()) == []
+
+
+def outcome(config: DictConfig) -> Outcome:
+    """The best value of what is monitored is 0.9; at the end it is 0.5, and the test says the learning rate."""
+    return Outcome({"val/accuracy": 0.5, "test/accuracy": float(config.optimizer.lr)}, objective=0.9)
+
+
+def test_jobs_that_monitor_different_metrics_are_compared_by_another(run_sweep: RunSweep) -> None:
+    objective = "sweep.objectives={test/accuracy:max}"
+    sweep = run_sweep(outcome, "monitor=val/accuracy,test/accuracy", "optimizer.lr=0.1,0.2", objective)
+    assert [row.objectives for row in rows_of(sweep)] == [(0.1,), (0.2,)] * 2
+    assert "Run 1 of " in (sweep.folder / "best.yaml").read_text()
+    assert "test/accuracy" in (sweep.folder / "results.csv").read_text().splitlines()[0].split(",")
+
+
+def test_experiments_that_monitor_different_metrics_have_no_best(
+    run_sweep: RunSweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = run_sweep(outcome, "experiment=digits_mlp,text_gpt")
+    out = capsys.readouterr().out
+    assert out.count("The jobs do not monitor the same (val/accuracy max, val/bits_per_byte min), so none") == 1
+    assert "best val" not in out
+    assert not (sweep.folder / "best.yaml").exists()
+    assert [row.state for row in rows_of(sweep)] == ["finished"] * 2
 
 
 def test_launcher_that_breaks_down_fails_its_jobs(run_sweep: RunSweep, monkeypatch: pytest.MonkeyPatch) -> None:

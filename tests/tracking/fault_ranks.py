@@ -14,7 +14,8 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
 from project.data.datamodule import DataModule, TensorDataset
-from project.launch.rank import cluster_environment, quiet_libraries
+from project.launch.quiet import quiet_libraries
+from project.launch.rank import cluster_environment
 from project.launch.run import Outcome, Run
 from project.models.nets.mlp import MLP
 from project.strategies.sharded import ShardedStrategy

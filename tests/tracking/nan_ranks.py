@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from project.launch.rank import cluster_environment, quiet_libraries
+from project.launch.quiet import quiet_libraries
+from project.launch.rank import cluster_environment
 from project.launch.run import Outcome, Run
 from project.tracking.nan_watch import NanWatch
 

@@ -118,14 +118,11 @@ def template(
     devices: int = 1,
 ) -> Contender:
     """The template's training as a contender."""
-    threads = threads_per_rank(1 if strategy == "dp" else devices)
-    changed = {
-        "trainer": config["trainer"] | {"strategy": strategy, "devices": devices},
-        "launch": config["launch"] | {"threads_per_rank": threads},
-    }
-    task = Task(config | changed, steps, "", strategy, devices)
+    trainer = config["trainer"] | {"strategy": strategy, "devices": devices}
+    task = Task(config | {"trainer": trainer}, steps, "", strategy, devices)
     seconds = seconds_per_step(warmup_steps, per_step)
-    return Contender(name, ["-m", "project.benchmarking.template"], seconds, task, threads)
+    # Its threads are what its config says: by default fewer than a rank's share, where the steps are small.
+    return Contender(name, ["-m", "project.benchmarking.template"], seconds, task, threads=None)
 
 
 def hand_written(

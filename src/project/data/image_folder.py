@@ -120,8 +120,10 @@ class ImageFolder(ImageDataModule):
             setattr(self, f"{split}_set", self._dataset_of(listing, training=split == "train"))
 
     def _tell(self, listings: dict[str, Listing], classes: Sequence[str]) -> None:
-        """Say which splits are drawn though others have a folder, and which classes a split lacks."""
+        """Say what was found, which splits are drawn though others have a folder, and which classes a split lacks."""
         folders = self._split_folders()
+        counts = ", ".join(f"{len(listing):,} for {split}" for split, listing in listings.items())
+        notice(f"{self.folder} holds pictures of {len(classes)} classes: {counts}")
         for split, listing in listings.items():
             if split not in folders and folders["train"] != self.folder:
                 notice(

@@ -3,21 +3,24 @@
 import multiprocessing
 import os
 import random
+import re
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from multiprocessing.util import Finalize
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet
 
 import lightning as L
 import numpy as np
-import psutil
 import torch
 from lightning.fabric.utilities.types import _Stateful
 from lightning_utilities.core.apply_func import apply_to_collection
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data._utils import signal_handling
 
 from project.data.draws import sample_seeds
 from project.data.prefetch import Copies, CudaCopies, ahead
@@ -90,11 +93,26 @@ def evaluation_loader(
     return _Loader(batches, sampler=sampler, batch_size=None, **arguments)
 
 
-def lost_samples(loaders: Any) -> str | None:
-    """Which samples the worker was on that died, of any of these loaders (nested lists and dicts of them)."""
-    lost: list[str | None] = []
-    apply_to_collection(loaders, _Loader, lambda loader: lost.append(loader.lost()))
-    return next((text for text in lost if text), None)
+# What torch says of a worker that is gone, wherever the training process is when it notices.
+_WORKER_DIED = re.compile(r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) (?P<how>[^.]*)")
+
+_HINTS = {
+    "Killed": "killed, as Linux does where memory runs out: type fewer data.num_workers, or a smaller data.batch_size",
+    "Bus error": "shared memory ran out: type fewer data.num_workers, or give /dev/shm more room",
+    "exited unexpectedly": "nobody saw how; where memory runs out, type fewer data.num_workers: 0 shows other errors",
+}
+
+
+def lost_worker(text: str) -> str | None:
+    """A sentence in place of torch's text of a worker that died, with the samples it was on; None for other texts."""
+    found = _WORKER_DIED.match(text)
+    if found is None:
+        return None
+    process_ids = {int(number) for number in found["pids"].split(",")}
+    where = next((named for batches in _WITH_WORKERS if (named := batches.read_by(process_ids))), "")
+    cause = found["how"].removeprefix("is killed by signal: ").strip()
+    hint = _HINTS.get(cause, f"{cause}: type data.num_workers=0, which shows an error of its own with its traceback")
+    return f"a worker of the loader died{where} ({hint})"
 
 
 def shares_evenly(loaders: Any) -> bool:
@@ -157,6 +175,8 @@ class _Batches(Dataset[Any]):
         self.samples = samples
         self.collate_fn = collate_fn
         self.reading = torch.full((num_workers, 17), -1).share_memory_() if num_workers else None  # type: ignore[no-untyped-call]
+        if num_workers:
+            _WITH_WORKERS.add(self)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -192,9 +212,19 @@ class _Batches(Dataset[Any]):
         noted[:] = -1
         return batch
 
+    def read_by(self, process_ids: set[int]) -> str:
+        """What one of these processes is reading, or was when it died; empty where it reads nothing of this."""
+        for *noted, process_id in [] if self.reading is None else self.reading.tolist():
+            if process_id in process_ids and noted[0] >= 0:
+                return f" while {_named(noted)} of {type(self.samples).__name__} was read"
+        return ""
+
+
+_WITH_WORKERS: WeakSet[_Batches] = WeakSet()  # where an error of torch's names a process, and no loader
+
 
 class _Loader(DataLoader[Any]):
-    """A loader that knows which samples each of its workers is on."""
+    """A loader whose workers end with this process."""
 
     # No constructor of its own: Lightning makes another loader of the same arguments for predictions.
 
@@ -203,27 +233,6 @@ class _Loader(DataLoader[Any]):
         if self.num_workers:
             _end_workers_at_exit(os.getpid())  # a fork starts without what its parent has registered
         return iterator
-
-    def lost(self) -> str | None:
-        """Which samples a worker that died was on; None where none has.
-
-        By process ids: a worker may die before the iterator is made that could be asked for it.
-        """
-        batches = self.dataset
-        assert isinstance(batches, _Batches)
-        for *noted, process_id in [] if batches.reading is None else batches.reading.tolist():
-            if noted[0] >= 0 and _has_ended(process_id):
-                return (
-                    f"A worker of the loader died while {_named(noted)} of {type(batches.samples).__name__} was read."
-                )
-        return None
-
-
-def _has_ended(process_id: int) -> bool:
-    try:
-        return psutil.Process(process_id).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def _start_worker(then: Callable[[int], None] | None, worker: int) -> None:
@@ -244,7 +253,18 @@ def _end_workers_at_exit(process_id: int) -> None:
     Finalize(None, _end_workers, exitpriority=0)
 
 
+def let_workers_end() -> None:
+    """Let torch no longer raise where a worker has died, until a loader starts some again.
+
+    It raises out of a signal's handler, wherever the process is: also where an error is being told.
+    """
+    if signal_handling._SIGCHLD_handler_set and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal_handling._SIGCHLD_handler_set = False
+
+
 def _end_workers() -> None:
+    let_workers_end()
     for worker in multiprocessing.active_children():
         if worker.daemon:
             worker.kill()

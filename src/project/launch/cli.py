@@ -24,6 +24,7 @@ from project.launch.composition import (
     take_experiment_file,
 )
 from project.launch.run import Outcome
+from project.launch.run_folder import CLAIMED
 from project.launch.stopping import TOLD
 from project.sweep.plugins import ask_for_several_jobs, go_on_with_sweep, register_plugins
 
@@ -53,6 +54,15 @@ def run(
     name: str, function: str, prepare: Prepare | None = None, job: Job | None = None, doc: str | None = None
 ) -> int:
     """Run a command with the arguments of this process; its exit code. ``doc`` is what its help begins with."""
+    try:
+        return _run(name, function, prepare, job, doc)
+    except KeyboardInterrupt as error:
+        if error.args != (TOLD,) and _is_first_rank():
+            print(f"\n{_after_interrupt(sys.argv)}", file=sys.stderr)
+        return 130
+
+
+def _run(name: str, function: str, prepare: Prepare | None, job: Job | None, doc: str | None) -> int:
     wants_traceback = full_tracebacks()
     folder = str(Path.cwd())
     if folder not in sys.path:
@@ -110,10 +120,6 @@ def run(
         hydra.main(config_path=str(config_folder()), config_name=config_name, version_base="1.3")(task)()
         if failed:
             raise failed[0]
-    except KeyboardInterrupt as error:
-        if error.args != (TOLD,):
-            print("\nInterrupted.", file=sys.stderr)
-        return 130
     except BrokenPipeError:  # the reader of the help (head, less) has seen enough
         sys.stderr.close()
         return 0
@@ -136,6 +142,22 @@ def _tell(error: Exception, config_name: str, wants_traceback: bool) -> int:
         text = str(error)  # the rank's own traceback
     if wants_traceback or text is None:
         traceback.print_exception(error)
-    elif os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+    elif _is_first_rank():
         print(f"error: {text}", file=sys.stderr)
     return 1
+
+
+def _is_first_rank() -> bool:
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+
+
+def _after_interrupt(arguments: list[str]) -> str:
+    """What is left of a command that Ctrl-C ended outside of a run."""
+    standing = [folder for folder in CLAIMED if folder.exists()]
+    if standing:
+        from project.launch.summary import shorten
+
+        return f"Interrupted; what was written so far is in {shorten(standing[0])}."
+    if {"-m", "--multirun"} & set(arguments):
+        return "Interrupted."  # a sweep that goes on has its folder already, and says how to go on with it
+    return "Interrupted before the run began; nothing was written."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from project.errors import UserError
@@ -12,6 +13,15 @@ from project.strategies import is_single_process
 Config = dict[str, Any]
 DEEPSPEED = "lightning.pytorch.strategies.DeepSpeedStrategy"
 EMA = "project.strategies.weight_averaging.WeightAveraging"
+PRUNING = "project.compression.pruning.Pruning"
+QUANTIZATION = "project.compression.quantization.Quantization"
+
+# Classes of strategies whose processes do not each hold the whole model, by their names; of others Lightning's or ours
+# it is looked at when the model is there.
+NOT_WHOLE = (
+    "ShardedStrategy", "PipelineStrategy", "DataParallelStrategy", "LayerSplitStrategy",
+    "FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy",
+)  # fmt: skip
 
 
 def check(config: Config) -> None:
@@ -22,7 +32,7 @@ def check(config: Config) -> None:
     Raises:
         UserError: they can't; the sentence names one that can.
     """
-    for sentence in _impossible(config):
+    for sentence in chain(_impossible(config), _not_compressible(config)):
         raise UserError(sentence)
 
 
@@ -71,6 +81,34 @@ def _impossible(config: Config) -> Iterator[str]:
         yield (
             "trainer.detect_anomaly=true looks for NaN in every gradient, which torch can't do in layers that are "
             "split over ranks: type trainer/strategy=fsdp or trainer.devices=1"
+        )
+
+
+def _not_compressible(config: Config) -> Iterator[str]:
+    """What pruning and quantization, which change the weights themselves, can't be combined with."""
+    found = {target for _, target in targets(config.get("callbacks"))}
+    trainer, strategy = config["trainer"], config["trainer"]["strategy"]
+    name = str(strategy.get("_target_") if isinstance(strategy, dict) else strategy).rpartition(".")[2]
+    is_whole = name not in NOT_WHOLE and not name.startswith("fsdp")  # as Lightning's names for its own do
+    asked = {
+        "callbacks=pruning": PRUNING in found,
+        "callbacks=quantize": QUANTIZATION in found,
+        f"quantize={config.get('quantize')}": config.get("quantize"),
+    }
+    for what in (what for what, is_asked in asked.items() if is_asked and not is_whole):
+        yield (
+            f"{what} needs the whole model in each process, and {name} (trainer.strategy) spreads or copies it: type "
+            "trainer/strategy=ddp"
+        )
+    if PRUNING in found and trainer.get("max_epochs") == -1 and trainer.get("max_steps", -1) == -1:
+        yield (
+            "callbacks=pruning prunes at shares of the training, and trainer.max_epochs=-1 leaves its end open: type "
+            "trainer.max_epochs=N or trainer.max_steps=N"
+        )
+    if {PRUNING, EMA} <= found:
+        yield (
+            "callbacks=pruning and an average of the weights can't be combined, since what is zero in some steps is "
+            "not in their average: leave one of them out"
         )
 
 

@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -63,17 +63,55 @@ def run_job(
     in_sweep = sweep_folder is not None
     if in_sweep:  # whose process has begun with the first of its jobs
         started_at = started_at or time.time()
-    if composed.get("seed", 0) is None:
-        composed.seed = random.SystemRandom().randrange(2**32)
-
-    added.check_added(composed, overrides, kind)
-    config = _plain(composed, overrides)
-    preflight.check(config)
-    combinations.check(config)
-    monitor_mode.check_mode(config, overrides)
+    config = checked(composed, overrides, kind)
     launcher = devices.started_by()
     if launcher:
         return _run_as_rank(function, composed, overrides, kind, launcher, sweep_folder)
+    if in_sweep or not (is_single_process(config["trainer"]["strategy"]) or config["trainer"]["devices"] == 1):
+        agent.warm_up()  # imports on another core while this process goes on
+    num_ranks, num_devices = count_ranks(config, kind)
+    complete = _complete_of_requeued(composed, overrides, kind)
+    if complete is not None:
+        return complete
+    # A job of a sweep gets a process of its own even when it is alone: nothing leaks from job to job. So does a rank
+    # that is to be started again when it dies.
+    here = num_ranks == 1 and not in_sweep and not config["launch"]["max_restarts"]
+    with _opened_run(composed, overrides, kind, sweep_folder, started_at) as (config, run), _stop_told(run, kind):
+        if not in_sweep:  # which has a line of its own for each job that ends
+            announce(kind, config, run, num_ranks, num_devices)
+        if here:
+            outcome = _run_here(function, config, run, kind)
+        else:
+            outcome = agent.run_ranks(function, config, run, num_ranks)
+        if not in_sweep:
+            summarize(kind, config, run, outcome)
+    return outcome
+
+
+def checked(
+    composed: DictConfig, overrides: list[str], kind: str, tell: Callable[[str], object] | None = None
+) -> dict[str, Any]:
+    """The config as plain data, if it can work; a ``seed`` of null is drawn. ``tell`` gets what else is to be known.
+
+    Raises:
+        UserError: it can't.
+    """
+    if composed.get("seed", 0) is None:
+        composed.seed = random.SystemRandom().randrange(2**32)
+    added.check_added(composed, overrides, kind)
+    config = _plain(composed, overrides, tell=tell)
+    preflight.check(config)
+    combinations.check(config)
+    monitor_mode.check_mode(config, overrides)
+    return config
+
+
+def count_ranks(config: dict[str, Any], kind: str) -> tuple[int, int]:
+    """Ranks that are to be started on this host, and its devices that they drive.
+
+    Raises:
+        UserError: there are fewer devices, or the ranks can't share the batch.
+    """
     trainer = config["trainer"]
     one_process = is_single_process(trainer["strategy"])
     if trainer["num_nodes"] > 1 and not one_process:
@@ -81,45 +119,40 @@ def run_job(
             f"trainer.num_nodes={trainer['num_nodes']}: several hosts are started by torchrun or SLURM: type "
             "torchrun --nnodes N --nproc-per-node M -m project.train ..., or trainer.num_nodes=1"
         )
-    if in_sweep or not (one_process or trainer["devices"] == 1):
-        agent.warm_up()  # imports on another core while this process goes on
     num_devices = devices.count(trainer["accelerator"], trainer["devices"])
     num_ranks = 1 if one_process else num_devices
     batch_shares = num_ranks // ranks_per_batch(trainer["strategy"], num_ranks)
     if kind == "train":  # evaluation shares any number of samples out
         preflight.check_batch_size(config, batch_shares, pipeline_layout(trainer["strategy"], num_ranks))
-
-    complete = _complete_of_requeued(composed, overrides, kind)
-    if complete is not None:
-        return complete
-    # A job of a sweep gets a process of its own even when it is alone: nothing leaks from job to job. So does a rank
-    # that is to be started again when it dies.
-    here = num_ranks == 1 and not in_sweep and not config["launch"]["max_restarts"]
-    with _opened_run(composed, overrides, kind, sweep_folder, started_at) as (config, run), _stop_told(run):
-        announce(kind, config, run, num_ranks, num_devices)
-        if here:
-            outcome = _run_here(function, config, run)
-        else:
-            outcome = agent.run_ranks(function, config, run, num_ranks)
-        summarize(kind, config, run, outcome)
-    return outcome
+    return num_ranks, num_devices
 
 
 @contextmanager
-def _stop_told(run: Run) -> Iterator[None]:
+def _stop_told(run: Run, kind: str) -> Iterator[None]:
     """Say where a run goes on that a signal has stopped; in SLURM, put it into the queue again."""
     try:
         yield
-    except Stopped as stopped:
+    except (Stopped, KeyboardInterrupt) as stopped:
+        if stopped.args == (TOLD,):
+            raise
+        signum = stopped.signum if isinstance(stopped, Stopped) else signal.SIGINT
         if run.rank == 0:
-            name, folder = signal.Signals(stopped.signum).name, shlex.quote(shorten(run.folder))
-            saved = "its state is saved" if stopped.saved else "its last checkpoint stands, if there is one"
-            print(f"Stopped by {name}; {saved}. To go on: python -m project.train resume={folder}", file=sys.stderr)
-            if told := requeue.requeue(stopped.signum):
+            print(_after_stop(run.folder, kind, signum, getattr(stopped, "saved", False)), file=sys.stderr)
+            if told := requeue.requeue(signum):
                 print(told, file=sys.stderr, flush=True)
-        if stopped.signum == signal.SIGINT:
+        if signum == signal.SIGINT:
             raise KeyboardInterrupt(TOLD) from None
         raise
+
+
+def _after_stop(folder: Path, kind: str, signum: int, saved: bool) -> str:
+    name = signal.Signals(signum).name
+    if kind != "train":
+        return f"Stopped by {name} before there were results: type the same again to begin anew"
+    stands = any((folder / "checkpoints").glob("*.ckpt"))
+    state = "its last checkpoint stands" if stands else "it has no checkpoint yet, and would begin anew"
+    again = f"python -m project.train resume={shlex.quote(shorten(folder))}"
+    return f"Stopped by {name}; {'its state is saved' if saved else state}. To go on: {again}"
 
 
 def _grouped(keys: list[str]) -> str:
@@ -131,15 +164,23 @@ def _grouped(keys: list[str]) -> str:
     return ", ".join(f"{group} ({', '.join(names)})" for group, names in groups.items())
 
 
-def _plain(composed: DictConfig, overrides: list[str], run_dir: Path | None = None) -> dict[str, Any]:
-    """The config as plain data, every interpolation resolved."""
+def _plain(
+    composed: DictConfig,
+    overrides: list[str],
+    run_dir: Path | None = None,
+    tell: Callable[[str], object] | None = None,
+) -> dict[str, Any]:
+    """The config as plain data, every interpolation resolved; ``tell`` gets what differs from what was asked for."""
     if run_dir is not None:
         with open_dict(composed):
             composed.paths.run_dir = str(run_dir)
     config: dict[str, Any] = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
     left_out = preflight.fit_to_targets(config, overrides)
-    if left_out and run_dir is not None:
-        print(f"Left out of the config, because the classes that were put in don't take them: {_grouped(left_out)}")
+    if left_out and tell is not None:
+        tell(f"Left out of the config, because the classes that were put in don't take them: {_grouped(left_out)}")
+    replaced = preflight.replaced_defaults(config, overrides)
+    if replaced and tell is not None:
+        tell(f"Of the config, not the classes' own defaults, are: {', '.join(replaced)}")
     preflight.check_complete(config)
     trainer = config["trainer"]
     trainer["strategy"] = strategy.resolve(trainer["strategy"])
@@ -158,20 +199,23 @@ def _opened_run(
     A run that goes on (``resume=``, or a SLURM job that was requeued) has its folder already.
     """
     outputs = Path(composed.paths.outputs)
+    tell = print if chosen is None else None  # a sweep has told it for all its jobs
     command = [kind, *overrides]
     again = requeue.remembered(outputs, command) if kind == "train" else None
     resumed = again or (Path(composed.resume) if composed.get("resume") else None)
     if chosen is None and composed.paths.run_dir is not None:
         chosen = Path(composed.paths.run_dir)
+    made: list[Path] | None = None
     if resumed is not None:
         folder = resumed.resolve()
     elif chosen is not None:
         folder = run_folder.take(chosen)
     else:
+        made = run_folder.missing(outputs / composed.name)
         folder = run_folder.claim(outputs / composed.name, "" if kind == "train" else f"{kind}_")
-    with resume.held(folder):
+    with resume.held(folder), run_folder.removed_if_refused(folder, made):
         environment = run_folder.describe_environment()
-        config = resume.stored_config(folder) if again else _plain(composed, overrides, folder)
+        config = resume.stored_config(folder) if again else _plain(composed, overrides, folder, tell)
         if again:
             config = unmasked(config, _plain(composed, overrides))
         if resumed is not None:
@@ -199,14 +243,14 @@ def _complete_of_requeued(composed: DictConfig, overrides: list[str], kind: str)
     return run_folder.read_metrics(folder)
 
 
-def _run_here(function: str, config: dict[str, Any], run: Run) -> Outcome:
+def _run_here(function: str, config: dict[str, Any], run: Run, kind: str) -> Outcome:
     """Run as the only rank, in this process, and leave no trace in its environment."""
     import_for_ranks()
 
     def tell(error: BaseException) -> None:
         if not isinstance(error, KeyboardInterrupt | Stopped):
             print(error, file=sys.stderr, flush=True)
-        with run_state.recorded(run.folder, begins=False), _stop_told(run):
+        with run_state.recorded(run.folder, begins=False), _stop_told(run, kind):
             raise error
 
     with (
@@ -217,7 +261,7 @@ def _run_here(function: str, config: dict[str, Any], run: Run) -> Outcome:
     ):
         cpu.settle(config, local_world_size=1)
         try:
-            with rank.memory_explained(config, 1):
+            with rank.faults_explained(config, 1):
                 return rank.load(function)(config, run)
         except SystemExit as error:
             # Lightning answers Ctrl-C with its own exit; here it is what it was.
@@ -267,7 +311,7 @@ def _run_as_rank(
         run = replace(run, rank=me, world_size=environment.world_size(), resumes=run.resumes or restarted)
         if me > 0:
             stack.enter_context(run_state.recorded(run.folder, begins=False))
-        stack.enter_context(_stop_told(run))
+        stack.enter_context(_stop_told(run, kind))
         stack.enter_context(listening())
         if run.world_size > devices.local_world_size():
             stack.enter_context(
@@ -281,13 +325,13 @@ def _run_as_rank(
             )
         with rank.rank_log(run.folder, me, own_console=me == 0, tell_errors=launcher == "slurm"):
             rank.dump_stacks_when_asked(run.folder, me)
-            if me == 0:
+            if me == 0 and chosen is None:
                 announce(kind, config, run, run.world_size, run.world_size)
-            with rank.memory_explained(config, run.world_size):
+            with rank.faults_explained(config, run.world_size):
                 # torchrun shows the first error that is recorded for it.
                 outcome = record(rank.load(function))(config, run)
             assert outcome is not None
-            if me == 0:
+            if me == 0 and chosen is None:
                 summarize(kind, config, run, outcome)
     return outcome
 

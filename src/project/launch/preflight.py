@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,9 @@ PRECISIONS = (
 )  # fmt: skip
 
 
+# Nodes whose values are the arguments of one class.
+GROUPS_OF_CLASSES = ("data", "model", "model.net", "optimizer", "scheduler")
+
 # How Lightning steps a schedule; its class knows nothing of them.
 OF_SCHEDULE = ("interval", "frequency", "monitor", "strict", "name")
 
@@ -221,7 +225,7 @@ def fit_to_targets(config: Config, overrides: list[str]) -> list[str]:
     typed = {text.lstrip("+").partition("=")[0].replace("/", ".") for text in overrides}
     typed |= _targets_of_experiment(overrides)
     left_out: list[str] = []
-    for key in ("data", "model", "model.net", "optimizer", "scheduler"):
+    for key in GROUPS_OF_CLASSES:
         node = _select(config, key)
         if f"{key}._target_" not in typed or not isinstance(node, dict):
             continue
@@ -238,6 +242,24 @@ def fit_to_targets(config: Config, overrides: list[str]) -> list[str]:
         if f"model.{group}" in left_out:
             _drop_unused(config, group, typed)
     return left_out
+
+
+def replaced_defaults(config: Config, overrides: list[str]) -> list[str]:
+    """Values of the config that win, untyped, over a default which the class that was put in has of its own."""
+    typed = {text.lstrip("+").partition("=")[0].replace("/", ".") for text in overrides}
+    replaced: list[str] = []
+    for key in GROUPS_OF_CLASSES:
+        node = _select(config, key)
+        if f"{key}._target_" not in typed or not isinstance(node, dict):
+            continue
+        parameters = inspect.signature(locate(node["_target_"], key)).parameters
+        for name, value in node.items():
+            default = parameters[name].default if name in parameters else None
+            default = list(default) if isinstance(default, tuple) else default
+            told = name != "seed" and f"{key}.{name}" not in typed  # the run's seed is everybody's
+            if told and default not in (None, inspect.Parameter.empty, value):
+                replaced.append(f"{key}.{name}={value} (there {default})")
+    return replaced
 
 
 def _targets_of_experiment(overrides: list[str]) -> set[str]:

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from project import errors
 from project.launch import cpu
 from project.launch.full_disk import SparedStream
 from project.launch.heartbeat import BEAT
+from project.launch.quiet import quiet_libraries
 from project.launch.run import Outcome, Run
 from project.launch.stopping import Stopped, listening
 
@@ -83,7 +83,7 @@ def main(assignment: Assignment, lifeline: Connection) -> Outcome | None:
                     assignment.run, rank=rank, world_size=world_size, resumes=assignment.run.resumes or restarts > 0
                 )
                 try:
-                    with memory_explained(assignment.config, world_size):
+                    with faults_explained(assignment.config, world_size):
                         outcome = load(assignment.function)(assignment.config, run)
                 except Stopped as stopped:
                     if stopped.saved and rank == 0:
@@ -139,27 +139,36 @@ def dump_stacks_when_asked(folder: Path, rank: int) -> None:
 
 
 @contextmanager
-def memory_explained(config: dict[str, Any], world_size: int) -> Iterator[None]:
-    """Tell an error of memory with the batch that did not fit, and what to try."""
+def faults_explained(config: dict[str, Any], world_size: int) -> Iterator[None]:
+    """Tell in a sentence of what a model and its data can't help: memory that ran out, a loader's worker that died."""
+    from project.data.loaders import let_workers_end, lost_worker
+
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and not any(words in str(error) for words in OUT_OF_MEMORY):
+    except BaseException as error:
+        let_workers_end()
+        text = None
+        if isinstance(error, MemoryError | RuntimeError):
+            text = lost_worker(str(error)) or _lack_of_memory(error, config, world_size)
+        if text is None:
             raise
-        size = config["data"].get("batch_size")
-        batch = f"data.batch_size={size}" if size else "this batch"
-        share = (
-            f" ({size // world_size} on each of {world_size} ranks)" if isinstance(size, int) and world_size > 1 else ""
-        )
-        smaller = (
-            f"data.batch_size={size // 2} trainer.accumulate_grad_batches=2"
-            if isinstance(size, int)
-            else "a smaller one"
-        )
-        raise errors.UserError(
-            f"memory ran out with {batch}{share}: type {smaller}, trainer.precision=bf16-mixed, more trainer.devices, "
-            f"or trainer/strategy=fsdp, which spreads the training state ({' '.join(str(error).split())[:200]})"
-        ) from error
+        raise errors.UserError(text) from error
+
+
+def _lack_of_memory(error: Exception, config: dict[str, Any], world_size: int) -> str | None:
+    """The batch that did not fit, and what to try."""
+    if not isinstance(error, MemoryError) and not any(words in str(error) for words in OUT_OF_MEMORY):
+        return None
+    size = config["data"].get("batch_size")
+    batch = f"data.batch_size={size}" if size else "this batch"
+    share = f" ({size // world_size} on each of {world_size} ranks)" if isinstance(size, int) and world_size > 1 else ""
+    smaller = (
+        f"data.batch_size={size // 2} trainer.accumulate_grad_batches=2" if isinstance(size, int) else "a smaller one"
+    )
+    return (
+        f"memory ran out with {batch}{share}: type {smaller}, trainer.precision=bf16-mixed, more trainer.devices, "
+        f"or trainer/strategy=fsdp, which spreads the training state ({' '.join(str(error).split())[:200]})"
+    )
 
 
 @contextmanager
@@ -226,32 +235,6 @@ def cluster_environment() -> ClusterEnvironment:
         os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(local_world_size()))
         return SLURMEnvironment(auto_requeue=False)
     return LightningEnvironment()
-
-
-def quiet_libraries() -> None:
-    """Keep what Lightning says of itself out of the log: devices, strategy and paths stand in our own lines."""
-    import lightning  # noqa: F401  (sets the levels that are changed here)
-
-    from project.notices import show_notices_plainly
-
-    show_notices_plainly()
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
-        logger = logging.getLogger(name)
-        logger.setLevel(logging.WARNING)
-        logger.propagate = not logger.handlers  # Hydra's handler would print all a second time
-    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # its report is what was asked for
-    for message in (
-        r"The `srun` command is available",  # ranks are started by our launcher, or by srun itself
-        r".*does not have many workers",  # data in memory want none
-        r".*isinstance\(treespec, LeafSpec\)",  # Lightning's, against the newest torch
-        r"The number of training batches \(\d+\) is smaller than the logging",  # it counts steps across epochs
-        r"Couldn't infer the batch indices",  # our samplers know them
-        r"Be aware that when using `ckpt_path`, callbacks",  # evaluation wants the weights only
-        r".*functional\.all_gather is deprecated",  # Lightning's, against the newest torch
-        r"Checkpoint directory .* exists and is not empty",  # best and last share theirs
-        r"Experiment logs directory .* exists and is not empty",  # a run that goes on keeps its rows
-    ):
-        warnings.filterwarnings("ignore", message)
 
 
 def _log_path(folder: Path, rank: int) -> Path:

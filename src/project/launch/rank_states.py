@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -13,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from project.data.loaders import lost_samples
+from project.launch.run_state import record_first_step
 from project.launch.seeding import seed_rank
 from project.strategies.random_state import random_state, set_random_state
 
@@ -45,6 +46,7 @@ class RankStates(Callback):
         self._results: dict[str, dict[str, Tensor]] = {}  # of the epoch so far, to be added to its next batch's
         self._of_callbacks: State = {}
         self._before_validation: State | None = None
+        self._has_stepped = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         loaded, self._loaded = self._loaded, None
@@ -82,6 +84,10 @@ class RankStates(Callback):
             self._of_callbacks = {}
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if not self._has_stepped:
+            self._has_stepped = True
+            if trainer.is_global_zero:
+                record_first_step(Path(trainer.default_root_dir))
         for key in list(self._results):
             result = trainer.fit_loop.epoch_loop._results.get(key)
             if result is not None:
@@ -109,12 +115,6 @@ class RankStates(Callback):
         self.logged = self._loaded["logged"]
         trainer.num_sanity_val_steps = 0
         trainer.should_stop = self._loaded["stops"]
-
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        # Here the loaders are still there to be asked.
-        lost = lost_samples([trainer.train_dataloader, trainer.val_dataloaders, trainer.test_dataloaders])
-        if lost:
-            exception.add_note(lost)
 
     def _state(self, trainer: L.Trainer, module: L.LightningModule) -> State:
         results = trainer.fit_loop.epoch_loop._results

@@ -38,8 +38,10 @@ class Outcome:
     checkpoint: str | None = None
     files: dict[str, str] = field(default_factory=dict)
     world_size: int = 1
+    num_devices: int = 1  # of each rank; several where one process drives them, as under dp
     epochs: int | None = None
     steps: int | None = None
+    ended_early: str | None = None  # why, where not all epochs or steps were trained
     first_step_s: float | None = None  # from the start of the command to the end of the first step
     train_s: float | None = None
     samples_per_s: float | None = None
@@ -48,7 +50,13 @@ class Outcome:
 
     @classmethod
     def of_training(
-        cls, trainer: L.Trainer, metrics: dict[str, float], best: BestCheckpoint | None, monitor: str | None, run: Run
+        cls,
+        trainer: L.Trainer,
+        metrics: dict[str, float],
+        best: BestCheckpoint | None,
+        monitor: str | None,
+        run: Run,
+        ended_early: str | None = None,
     ) -> Outcome:
         """The outcome of a finished training."""
         from project.sweep.pruning import TrialPruning
@@ -64,8 +72,10 @@ class Outcome:
             folder=str(run.folder),
             checkpoint=best.path if best else None,
             world_size=trainer.world_size,
+            num_devices=trainer.num_devices if trainer.world_size == 1 else 1,
             epochs=trainer.current_epoch,
             steps=trainer.global_step,
+            ended_early=ended_early,
             first_step_s=curves.first_step_at - run.started_at if curves and curves.first_step_at else None,
             train_s=curves.train_s if curves else None,
             samples_per_s=curves.samples_per_s if curves else None,

@@ -10,18 +10,27 @@ import json
 import math
 import os
 import platform
+import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from project.errors import UserError
+from project.errors import UserError, full_tracebacks, sentence
+from project.launch import run_state
 from project.launch.cpu import usable_cores
 from project.launch.run import Outcome
 from project.launch.secrets import masked, masked_arguments
+
+CLAIMED: list[Path] = []  # by this process, also what is no more
+
+# Of a run that has no state of its own any more to tell by; a pattern each.
+RESULTS = ("metrics.json", "predictions*", "checkpoints/*")
 
 
 def claim(parent: Path, prefix: str = "") -> Path:
@@ -35,7 +44,8 @@ def claim(parent: Path, prefix: str = "") -> Path:
         folder = parent / (stamp if number == 1 else f"{stamp}_{number}")
         try:
             folder.mkdir(parents=True)
-            return folder.resolve()
+            CLAIMED.append(folder.resolve())
+            return CLAIMED[-1]
         except FileExistsError:
             if not parent.is_dir():
                 raise UserError(f"paths.outputs: {parent} is a file: type paths.outputs=FOLDER") from None
@@ -72,7 +82,48 @@ def take(folder: Path) -> Path:
             f"the run folder {folder} can't be created ({error.strerror}): type paths.run_dir=FOLDER with a folder "
             "that you may write to"
         ) from error
-    return folder.resolve()
+    CLAIMED.append(folder.resolve())
+    return CLAIMED[-1]
+
+
+def missing(folder: Path) -> list[Path]:
+    """The folder and those that it lies in, as far as they are not there yet; the innermost first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+@contextmanager
+def removed_if_refused(folder: Path, made: Sequence[Path] | None) -> Iterator[None]:
+    """Let a run that its user's mistake ends before its first step leave nothing behind, as one that can't begin.
+
+    With HYDRA_FULL_ERROR=1 its folder, with the ranks' logs, stays.
+
+    Args:
+        folder: Of the run.
+        made: Folders that were made for it, the innermost first; None where it is not this run's alone.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if made is not None and _is_refused(folder, error):
+            _remove(folder, made)
+        raise
+
+
+def _is_refused(folder: Path, error: BaseException) -> bool:
+    known = run_state.read(folder)
+    if (known and known.trained) or any(path.stat().st_size for name in RESULTS for path in folder.glob(name)):
+        return False
+    has_begun = known is not None or (folder / "ranks").exists()
+    return not has_begun or (sentence(error) is not None and not full_tracebacks())
+
+
+def _remove(folder: Path, made: Sequence[Path]) -> None:
+    beside = folder.with_name(f".{folder.name}.refused")
+    with suppress(OSError):  # at once, for ranks may still write; not where a file is open and the system minds
+        folder.rename(beside)
+        shutil.rmtree(beside, ignore_errors=True)
+        for path in made:
+            path.rmdir()
 
 
 def record(folder: Path, config: dict[str, Any], overrides: list[str], environment: dict[str, Any]) -> None:

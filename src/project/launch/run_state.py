@@ -22,7 +22,10 @@ FILE = "state.json"
 
 @dataclass(frozen=True)
 class RunState:
-    """``state`` is running, finished, failed, interrupted or killed; times are in seconds since 1970."""
+    """``state`` is running, finished, failed, interrupted or killed; times are in seconds since 1970.
+
+    ``trained`` says whether there was a step of training.
+    """
 
     state: str
     started_at: float
@@ -30,6 +33,7 @@ class RunState:
     host: str = ""
     pid: int = 0
     error: str | None = None
+    trained: bool = False
 
     @property
     def duration_s(self) -> float | None:
@@ -42,17 +46,25 @@ class RunState:
 def recorded(folder: Path, begins: bool = True) -> Iterator[None]:
     """Note that a run begins in ``folder``, and how it ended.
 
-    Of ranks that share a folder one ``begins`` the run. The first that fails says why.
+    Of ranks that share a folder one ``begins`` the run, and may have removed it by now. The first that fails says why.
     """
     if begins:
         _write(folder, RunState("running", time.time(), None, socket.gethostname(), os.getpid()))
     try:
         yield
     except BaseException as error:
-        record_failure(folder, error)
+        if begins or folder.exists():
+            record_failure(folder, error)
         raise
     if begins:
         record_success(folder)
+
+
+def record_first_step(folder: Path) -> None:
+    """Note that the run in ``folder``, if there is one, has trained."""
+    known = read(folder)
+    if known is not None and known.state == "running":
+        _write(folder, replace(known, trained=True))
 
 
 def record_failure(folder: Path, error: BaseException) -> None:

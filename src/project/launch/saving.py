@@ -53,6 +53,7 @@ class LastCheckpoint(Checkpoint, BetweenSteps):
         every_n_epochs: And after the last epoch; null for that one alone.
         every_n_steps: Optimizer steps.
         every_s: Seconds.
+        min_gap_s: An epoch that ends sooner after the last save is not saved for its end alone; null saves all.
         in_background: Training goes on while a file is written; not when the run is to stop.
 
     Raises:
@@ -69,6 +70,7 @@ class LastCheckpoint(Checkpoint, BetweenSteps):
         every_n_epochs: int | None = 1,
         every_n_steps: int | None = None,
         every_s: float | None = None,
+        min_gap_s: float | None = None,
         in_background: bool = True,
     ) -> None:
         for name, value, least in (
@@ -78,11 +80,14 @@ class LastCheckpoint(Checkpoint, BetweenSteps):
                 raise UserError(f"callbacks.last.{name}={value} can't be: type a whole number from {least}")
         if every_s is not None and every_s <= 0:
             raise UserError(f"callbacks.last.every_s={every_s} can't be: type a number of seconds above 0, or null")
+        if min_gap_s is not None and min_gap_s < 0:
+            raise UserError(f"callbacks.last.min_gap_s={min_gap_s} can't be: type a number of seconds from 0, or null")
         self.path = Path(dirpath) / "last.ckpt"
         self.keep = keep
         self.every_n_epochs = every_n_epochs
         self.every_n_steps = every_n_steps
         self.every_s = every_s
+        self.min_gap_s = min_gap_s or 0.0
         self.in_background = in_background
         self.best_model_path = ""
         self._saved_after = -1  # optimizer steps
@@ -124,6 +129,7 @@ class LastCheckpoint(Checkpoint, BetweenSteps):
             return
         asked = self._asked or self._agreement.asked()
         by_epochs = self.every_n_epochs is not None and trainer.current_epoch % self.every_n_epochs == 0
+        by_epochs = by_epochs and self._agreement.elapsed_s - self._saved_at_s >= self.min_gap_s
         is_last = bool(asked) or trainer.fit_loop.done
         if by_epochs or is_last or self._is_due:
             self._save(trainer, is_last)

@@ -15,9 +15,7 @@ from project.launch.run import Outcome, Run
 
 def announce(kind: str, config: dict[str, Any], run: Run, world_size: int, num_devices: int) -> None:
     """One line at the start: what runs, on how many ranks, and where its folder is."""
-    ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
-    if world_size == 1 and num_devices > 1:
-        ranks += f" with {num_devices} devices"
+    ranks = _ranks(world_size, num_devices if world_size == 1 else 1)
     name = config.get("name", "unnamed")
     print(f"{kind} {name} on {ranks}, seed {config.get('seed')}, in {shorten(run.folder)}", flush=True)
 
@@ -31,11 +29,12 @@ def summarize(kind: str, config: dict[str, Any], run: Run, outcome: Outcome) -> 
         table.add_row(f"best {config['monitor']}", readable(outcome.objective))
     table.add_section()
     if outcome.steps is not None:
-        table.add_row("epochs, steps", f"{outcome.epochs}, {outcome.steps}")
+        why = [f"ended early: {outcome.ended_early}"] if outcome.ended_early else []
+        table.add_row("epochs, steps", f"{outcome.epochs}, {outcome.steps}", *why)
     if outcome.first_step_s is not None:
         table.add_row("first step after", f"{outcome.first_step_s:.1f} s")
     if outcome.train_s is not None:
-        ranks = "1 rank" if outcome.world_size == 1 else f"{outcome.world_size} ranks"
+        ranks = _ranks(outcome.world_size, outcome.num_devices)
         since = ["since it went on"] if run.resumes else []
         table.add_row("training time", f"{outcome.train_s:.1f} s on {ranks}", *since)
     if outcome.samples_per_s is not None:
@@ -61,6 +60,11 @@ def summarize(kind: str, config: dict[str, Any], run: Run, outcome: Outcome) -> 
         if console.is_terminal:  # where it can be clicked; to be read it is too long
             link = f"[link={page_url()}]http://localhost:6006[/link], with the curves that matter pinned"
             console.print(f"then open {link}", highlight=False, soft_wrap=True)
+
+
+def _ranks(world_size: int, devices_of_each: int) -> str:
+    ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
+    return ranks if devices_of_each == 1 else f"{ranks} with {devices_of_each} devices"
 
 
 def _weights_of(metric: str, outcome: Outcome) -> list[str]:

@@ -21,7 +21,8 @@ def write_experiment(sweep: Sweep, best: Row) -> Path:
     """Write ``best.yaml``: all that was typed for the sweep, and the parameters of its best run."""
     # sweep.experiment says where the typed experiment is.
     typed = [text for text in sweep.fixed if not text.startswith("experiment=")]
-    typed += [f"{key}={value}" for key, value in best.parameters.items()]
+    job = next(job for job in sweep.jobs if job.number == best.number)
+    typed += [f"{key}={value}" for key, value in job.parameters.items()]
     values = ", ".join(
         f"{name} {value:.6g}"
         for name, value in zip(sweep.objectives, best.objectives, strict=True)

@@ -17,6 +17,8 @@ from project.sweep.jobs import Job
 from project.sweep.results import as_csv, objective, read_outcome, read_row
 
 CONFIG = "config.yaml"
+LONG = ("state", "overrides")  # columns that may take several lines
+IN_A_PIPE = 140  # columns of a table that no terminal shows
 Table = tuple[list[str], list[list[Any]]]
 
 
@@ -31,7 +33,7 @@ class LedgerRun:
     mode: str
     value: float | None
     duration_s: float | None
-    world_size: int | None
+    ranks: str
     git: str
     overrides: list[str]
     error: str | None
@@ -86,7 +88,7 @@ def read(folder: Path, below: Path) -> LedgerRun:
         mode=mode,
         value=found.objectives[0] if found.objectives else None,
         duration_s=found.duration_s,
-        world_size=read_outcome(folder).get("world_size"),
+        ranks=_ranks(read_outcome(folder)),
         git=f"{str(git.get('commit', ''))[:7]}{'+' if git.get('dirty') else ''}",
         overrides=[str(text) for text in _yaml(folder / "overrides.yaml") or []],
         error=found.error,
@@ -94,9 +96,15 @@ def read(folder: Path, below: Path) -> LedgerRun:
     )
 
 
+def _ranks(outcome: dict[str, Any]) -> str:
+    """How many, and the devices of one that drives several, as under dp."""
+    devices = outcome.get("num_devices", 1)
+    return f"{outcome.get('world_size', '')}{f' with {devices} devices' if devices > 1 else ''}"
+
+
 def by_metric(run: LedgerRun, metric: str, mode: str | None = None) -> LedgerRun:
     """The run with another metric in place of the one that it monitored."""
-    value = objective(read_outcome(run.folder) | {"objective": None}, metric, alone=False)
+    value = objective(read_outcome(run.folder) | {"objective": None}, metric, monitored=False)
     return replace(run, metric=metric, mode=mode or run.mode, value=value)
 
 
@@ -128,7 +136,7 @@ def overview(runs: Sequence[LedgerRun]) -> Table:
             f"{run.state}: {run.error}" if run.error else run.state,
             *_shown(run),
             None if run.duration_s is None else f"{run.duration_s:.1f}",
-            run.world_size,
+            run.ranks,
             run.git,
             " ".join(run.overrides),
         ]
@@ -180,14 +188,15 @@ def rendered(header: Sequence[str], body: Sequence[Sequence[Any]], form: str) ->
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    console = Console()
+    width = console.width if console.is_terminal else IN_A_PIPE
     table = RichTable()
     for title in header:
-        table.add_column(title, overflow="fold")
+        table.add_column(title, overflow="fold", no_wrap=width >= IN_A_PIPE and title not in LONG)
     for line in cells:
         table.add_row(*(Text(cell) for cell in line))
     text = io.StringIO()
-    console = Console()
-    Console(file=text, width=console.width if console.is_terminal else 200).print(table)
+    Console(file=text, width=width).print(table)
     return text.getvalue()
 
 

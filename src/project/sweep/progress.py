@@ -1,17 +1,19 @@
-"""How far a sweep is, on the console: a line whenever a job ends."""
+"""How far a sweep is, on the console: a line for each job that ends, and one of the whole."""
 
 from __future__ import annotations
 
 import threading
-import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from project.launch.summary import readable
+from project.launch.summary import readable, shorten
+from project.sweep.pace import seconds_left
 from project.sweep.record import Sweep
 from project.sweep.results import Row, ranked, row_of
 
 ENDED = ("finished", "pruned", "failed", "interrupted", "killed")
+MOST_METRICS = 3  # of a job that is not compared by any
 
 
 class Progress:
@@ -24,12 +26,11 @@ class Progress:
         self._sweep = sweep
         self._interval_s = interval_s
         self._ended: dict[int, Row] = {}
-        self._running = 0
+        self._running: list[Row] = []
+        self._at_once = 1
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._look()
-        self._begun_at = time.monotonic()
-        self._earlier = len(self._ended)
+        self._earlier = {row.number for row in self._look()}
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -40,17 +41,15 @@ class Progress:
     ) -> None:
         self._stop.set()
         self._thread.join()
-        if self._look():
-            print(self.line(), flush=True)
+        self._tell(self._look())
 
     def line(self) -> str:
-        """Done, running, failed, best so far, time remaining."""
+        """Done, running, failed, best so far, time remaining; each job counts once."""
         sweep = self._sweep
         rows = list(self._ended.values())
-        done = sum(one.state in ("finished", "pruned", "failed") for one in rows)
-        parts = [f"{done} of {sweep.total} done"]
+        parts = [f"{sum(one.state == 'finished' for one in rows)} of {sweep.total} done"]
         for count, what in (
-            (self._running, "running"),
+            (len(self._running), "running"),
             (sum(one.state == "pruned" for one in rows), "pruned"),
             (sum(one.state in ("interrupted", "killed") for one in rows), "interrupted"),
             (sum(one.state == "failed" for one in rows), "failed"),
@@ -59,35 +58,51 @@ class Progress:
                 parts.append(f"{count} {what}")
         text = "sweep: " + ", ".join(parts)
         if best := ranked(rows, sweep.objectives):
-            values = ", ".join(
-                f"{name} {readable(value)}"
-                for name, value in zip(sweep.objectives, best[0].objectives, strict=True)
-                if value is not None
-            )
-            text += f"; best {values} ({best[0].name or best[0].number})"
-        new, left = len(rows) - self._earlier, sweep.total - len(rows)
-        if new and left > 0:
-            text += f"; about {_span((time.monotonic() - self._begun_at) / new * left)} left"
-        return text
+            text += f"; best {_values(best[0], sweep)} ({best[0].name or best[0].number})"
+        return text + self._time_left(sweep.total - len(rows))
+
+    def _time_left(self, unfinished: int) -> str:
+        of_this_start = [row for number, row in self._ended.items() if number not in self._earlier]
+        left = seconds_left(of_this_start, self._running, unfinished - len(self._running), self._at_once)
+        if unfinished <= 0 or left is None:
+            return ""
+        return f"; {'at most' if left.is_bound else 'about'} {_span(left.seconds)} left"
 
     def _watch(self) -> None:
         while not self._stop.wait(self._interval_s):
-            if self._look():
-                print(self.line(), flush=True)
+            if ended := self._look():
+                self._tell(ended)
                 import project.sweep.figures  # noqa: F401  (while the jobs leave this process idle)
 
-    def _look(self) -> bool:
-        """Read the folders of jobs that have not ended; whether one has since the last look."""
-        found, self._running = False, 0
-        for job in list(self._sweep.jobs):
-            if job.number in self._ended:
-                continue
-            now = row_of(job, self._sweep)
-            if now.state in ENDED:
-                self._ended[job.number] = now
-                found = True
-            self._running += now.state == "running"
-        return found
+    def _tell(self, ended: Sequence[Row]) -> None:
+        for row in ended:
+            print(job_line(row, self._sweep))
+        if ended:
+            print(self.line(), flush=True)
+
+    def _look(self) -> list[Row]:
+        """Read the folders of jobs that have not ended; those that have since the last look."""
+        found = [row_of(job, self._sweep) for job in list(self._sweep.jobs) if job.number not in self._ended]
+        ended = [row for row in found if row.state in ENDED]
+        self._ended |= {row.number: row for row in ended}
+        self._running = [row for row in found if row.state == "running"]
+        self._at_once = max(self._at_once, len(self._running))
+        return ended
+
+
+def job_line(row: Row, sweep: Sweep) -> str:
+    """One job: its number, what varies, what came of it, how long it took, and its folder."""
+    name = f" ({row.name})" if row.name else ""
+    came = _values(row, sweep) if row.state == "finished" else f"{row.state}: {row.error}" if row.error else row.state
+    took = _span(row.duration_s) if row.duration_s is not None and row.state != "failed" else ""
+    parts = [part for part in (came, took, f"in {shorten(row.folder)}") if part]
+    return f"job {row.number}{name}: {', '.join(parts)}"
+
+
+def _values(row: Row, sweep: Sweep) -> str:
+    """What a job is compared by; where it is by nothing, the first of its metrics."""
+    named = dict(zip(sweep.objectives, row.objectives, strict=True)) or dict(list(row.metrics.items())[:MOST_METRICS])
+    return ", ".join(f"{name} {readable(value)}" for name, value in named.items() if value is not None)
 
 
 def _span(seconds: float) -> str:

@@ -15,10 +15,14 @@ Config = dict[str, Any]
 
 
 def pruning(config: Config) -> list[TrialPruning]:
-    """The callback of a trial that Optuna may stop; none outside a search, or without a pruner."""
+    """The callback of a trial that Optuna may stop; none outside a search, without a pruner, or by another metric.
+
+    What a pruner is told is the monitored metric, which says nothing of other objectives.
+    """
     settings = config.get("sweep") or {}
     job = settings.get("job") or {}
-    if job.get("trial") is None or not settings.get("pruner") or len(settings.get("objectives") or {}) > 1:
+    compared = set(settings.get("objectives") or [config["monitor"]])
+    if job.get("trial") is None or not settings.get("pruner") or compared != {config["monitor"]}:
         return []
     return [TrialPruning(config["monitor"], settings["pruner"], **{key: job[key] for key in job if key != "varied"})]
 

@@ -27,6 +27,7 @@ class Sweep:
         experiment: The one it starts from: a name, or the path of a file outside of ``conf``.
         jobs: Those begun, in their order.
         seed: Drawn once for all jobs, where ``seed=null``.
+        by_monitor: Whether what is compared is what the jobs monitor; then their best value counts, and not the last.
         started_at: Seconds since 1970.
     """
 
@@ -39,6 +40,7 @@ class Sweep:
     experiment: str | None = None
     jobs: list[Job] = field(default_factory=list)
     seed: int | None = None
+    by_monitor: bool = True
     started_at: float = field(default_factory=time.time)
 
     def write(self) -> None:

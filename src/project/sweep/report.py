@@ -30,7 +30,7 @@ def write_report(sweep: Sweep) -> None:
     """Write ``results.csv``, ``best.yaml`` and the figures of a sweep, finished or not, and show its best runs."""
     rows = rows_of(sweep)
     beside = sweep.folder / "results.csv.tmp"
-    beside.write_text(as_csv(*table_of(rows, sweep.objectives)))
+    beside.write_text(as_csv(*table_of(rows, sweep.objectives, sweep.by_monitor)))
     beside.replace(sweep.folder / "results.csv")
     console = Console()
     best = best_row(rows, sweep.objectives)
@@ -51,10 +51,13 @@ def write_report(sweep: Sweep) -> None:
 def best_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
     """The ten best runs."""
     short = short_header(rows)
-    table = Table(title=f"The best of {len(rows)} runs", title_justify="left")
+    best = ranked(rows, sweep.objectives)
+    which = "The one finished run" if len(best) == 1 else f"The best of {len(best)} finished runs"
+    others = f", of {len(rows)} in all" if len(best) < len(rows) else ""
+    table = Table(title=which + others, title_justify="left")
     for title in ("run", *short.values(), *sweep.objectives, "seconds"):
         table.add_column(title)
-    for row in ranked(rows, sweep.objectives)[:TOP]:
+    for row in best[:TOP]:
         values = [readable(value) for value in row.objectives if value is not None]
         seconds = "" if row.duration_s is None else f"{row.duration_s:.1f}"
         table.add_row(str(row.number), *(_value(row.parameters.get(key)) for key in short), *values, seconds)

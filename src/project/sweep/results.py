@@ -21,13 +21,18 @@ SEED = "seed"
 
 @dataclass(frozen=True)
 class Row:
-    """One run. ``objectives`` are its values of what the sweep compares, None where it has none (yet)."""
+    """One run.
+
+    ``parameters`` are by their keys in the config, without the plus that adds one; ``objectives`` are its values of
+    what the sweep compares, None where it has none (yet).
+    """
 
     number: int
     name: str
     parameters: dict[str, str]
     folder: Path
     state: str  # waiting, running, finished, pruned, failed, interrupted, killed
+    started_at: float | None  # seconds since 1970
     duration_s: float | None
     objectives: tuple[float | None, ...]
     metrics: dict[str, float]
@@ -46,7 +51,7 @@ def rows_of(sweep: Sweep) -> list[Row]:
 
 def row_of(job: Job, sweep: Sweep) -> Row:
     """The row of a job. A trial of a search that has no value of what is searched for has failed."""
-    found = read_row(job, sweep.objectives)
+    found = read_row(job, sweep.objectives, sweep.by_monitor)
     if sweep.kind == "optuna" and found.state == "finished" and None in found.objectives:
         named = zip(sweep.objectives, found.objectives, strict=True)
         missing = ", ".join(name for name, value in named if value is None)
@@ -54,8 +59,8 @@ def row_of(job: Job, sweep: Sweep) -> Row:
     return found
 
 
-def read_row(job: Job, objectives: dict[str, str]) -> Row:
-    """What a job's folder says."""
+def read_row(job: Job, objectives: dict[str, str], by_monitor: bool = True) -> Row:
+    """What a job's folder says; ``by_monitor`` as in ``Sweep``."""
     folder = job.folder
     outcome = read_outcome(folder)
     known = run_state.read(folder)
@@ -63,10 +68,19 @@ def read_row(job: Job, objectives: dict[str, str]) -> Row:
     if state == "finished" and outcome.get("pruned"):
         state = "pruned"
     metrics = {key: value for key, value in outcome.get("metrics", {}).items() if value is not None}
-    values = tuple(objective(outcome, name, alone=len(objectives) == 1) for name in objectives)
-    error = known.error if known else None
-    duration_s = known.duration_s if known else outcome.get("train_s")
-    return Row(job.number, job.name, job.parameters, folder, state, duration_s, values, metrics, error)
+    values = tuple(objective(outcome, name, monitored=by_monitor and len(objectives) == 1) for name in objectives)
+    return Row(
+        number=job.number,
+        name=job.name,
+        parameters={key.lstrip("+"): value for key, value in job.parameters.items()},
+        folder=folder,
+        state=state,
+        started_at=known.started_at if known else None,
+        duration_s=known.duration_s if known else outcome.get("train_s"),
+        objectives=values,
+        metrics=metrics,
+        error=known.error if known else None,
+    )
 
 
 def read_outcome(folder: Path) -> dict[str, Any]:
@@ -78,12 +92,12 @@ def read_outcome(folder: Path) -> dict[str, Any]:
     return found
 
 
-def objective(outcome: dict[str, Any], name: str, alone: bool) -> float | None:
+def objective(outcome: dict[str, Any], name: str, monitored: bool) -> float | None:
     """A run's value of an objective: a metric, or a number of the outcome (``train_s``, ``samples_per_s``).
 
-    The only objective is the monitored metric, whose best value counts and not the last.
+    Of the ``monitored`` metric the best value counts and not the last.
     """
-    value = outcome.get("objective") if alone and outcome.get("objective") is not None else None
+    value = outcome.get("objective") if monitored else None
     if value is None:
         value = outcome.get("metrics", {}).get(name, outcome.get(name))
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
@@ -143,12 +157,14 @@ def best_row(rows: Sequence[Row], objectives: dict[str, str]) -> Row | None:
     return candidates[0] if candidates else None
 
 
-def table_of(rows: Sequence[Row], objectives: dict[str, str]) -> tuple[list[str], list[list[Any]]]:
+def table_of(
+    rows: Sequence[Row], objectives: dict[str, str], by_monitor: bool = True
+) -> tuple[list[str], list[list[Any]]]:
     """Header and rows of ``results.csv``."""
     parameters = list(dict.fromkeys(key for row in rows for key in row.parameters))
     metrics = sorted({name for row in rows for name in row.metrics})
-    alone = len(objectives) == 1
-    compared = [f"best {name}" if alone else name for name in objectives]
+    is_best = by_monitor and len(objectives) == 1
+    compared = [f"best {name}" if is_best else name for name in objectives]
     metrics = [name for name in metrics if name not in compared]
     header = ["run", "state", "duration_s", *parameters, *compared, *metrics, "error", "folder"]
     body: list[list[Any]] = [

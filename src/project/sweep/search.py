@@ -15,16 +15,21 @@ from omegaconf import OmegaConf
 from project.errors import UserError
 from project.launch import run_state
 from project.launch.composition import explain
+from project.launch.summary import shorten
 from project.sweep import record as records
 from project.sweep.jobs import Job, quote
 from project.sweep.progress import Progress
 from project.sweep.record import Sweep
 from project.sweep.results import row_of
 from project.sweep.space import space_of, value_as_typed
+from project.sweep.study import check_storage
 from project.sweep.sweeper import FolderSweeper
 
 if TYPE_CHECKING:
     import optuna
+    from optuna.samplers import BaseSampler
+
+    from project.sweep.space import Space
 
 # How a study goes on may differ from how it began; what it searches may not.
 NOT_SEARCHED = ("sweep.n_trials", "sweep.n_jobs", "sweep.study")
@@ -51,7 +56,9 @@ class OptunaSweeper(FolderSweeper):
                 raise UserError(f"sweep.{key}={value} can't be: type a whole number from 1")
         if not self.objectives():
             raise UserError("sweep=optuna needs something to compare: type monitor=METRIC, or sweep.objectives")
-        space_of(sweeps)  # refuses what can't be searched before there is a folder
+        space = space_of(sweeps)  # refuses what can't be searched before there is a folder, as do the next
+        self._sampler(space, trials_before=0)
+        check_storage(str(self.settings.storage))
         searched = [
             *sorted(text for text in fixed if not text.lstrip("+").startswith(NOT_SEARCHED)),
             *sorted(str(sweep.input_line) for sweep in sweeps),
@@ -60,7 +67,8 @@ class OptunaSweeper(FolderSweeper):
         try:
             return records.read(folder)
         except UserError:
-            return Sweep(folder, "optuna", self.objectives(), fixed, total=0)
+            by_monitor = self.by_monitor(sweeps)
+            return Sweep(folder, "optuna", self.objectives(), fixed, total=0, by_monitor=by_monitor)
 
     def run_all(self, record: Sweep, sweeps: list[Override]) -> None:
         """Ask, launch and tell until the study has its trials."""
@@ -68,6 +76,7 @@ class OptunaSweeper(FolderSweeper):
 
         from project.sweep.study import alone
 
+        print(f"sweep in {shorten(record.folder)}", flush=True)
         with alone(record.folder):
             space = space_of(sweeps)
             study = self._study(record, sweeps)
@@ -106,9 +115,10 @@ class OptunaSweeper(FolderSweeper):
                 study.tell(job.number, state=TrialState.FAIL)
 
     def _composes(self, record: Sweep, job: Job, overrides: list[str]) -> bool:
-        """Whether Hydra can compose the job; if not, it has failed."""
+        """Whether Hydra can compose the job, and it can be compared with others; if not, it has failed."""
         try:
-            self.composer.compose(self.config, overrides)
+            composed = self.composer.compose(self.config, overrides)
+            _check_monitor(record, composed.get("monitor"), composed.get("mode"))
         except Exception as error:
             text = explain(error, self.config.hydra.job.config_name)
             run_state.record_failure(job.folder, UserError(text) if text else error)
@@ -119,7 +129,7 @@ class OptunaSweeper(FolderSweeper):
     def _study(self, record: Sweep, sweeps: list[Override]) -> optuna.Study:
         import optuna
 
-        from project.sweep.study import build_sampler, open_storage
+        from project.sweep.study import open_storage
 
         storage = open_storage(str(self.settings.storage), record.folder)
         of = {"min": optuna.study.StudyDirection.MINIMIZE, "max": optuna.study.StudyDirection.MAXIMIZE}
@@ -135,9 +145,14 @@ class OptunaSweeper(FolderSweeper):
                 f"{', '.join(json.loads(searched))}: type these, or sweep.study=ANOTHER_NAME"
             )
         study.set_user_attr(SEARCHED, searched)
-        sampler: Any = OmegaConf.to_container(self.settings.sampler, resolve=True)
-        study.sampler = build_sampler(sampler, space_of(sweeps), len(study.get_trials(deepcopy=False)))
+        study.sampler = self._sampler(space_of(sweeps), len(study.get_trials(deepcopy=False)))
         return study
+
+    def _sampler(self, space: Space, trials_before: int) -> BaseSampler:
+        from project.sweep.study import build_sampler
+
+        sampler: Any = OmegaConf.to_container(self.settings.sampler, resolve=True)
+        return build_sampler(sampler, space, trials_before)
 
     def _folder(self, searched: list[str]) -> Path:
         """Where the study is: named by the user, or after what it searches."""
@@ -161,6 +176,20 @@ class OptunaSweeper(FolderSweeper):
         if self.settings.sampler._target_ == "optuna.samplers.GridSampler":
             return math.prod(len(values) for values in grid_of(space).values())
         return int(self.settings.n_trials)
+
+
+def _check_monitor(record: Sweep, monitor: str | None, mode: str | None) -> None:
+    """Check that a trial monitors what the search compares, which its experiment may have changed.
+
+    Raises:
+        UserError: it does not.
+    """
+    if record.by_monitor and record.objectives != {monitor: mode}:
+        name, direction = next(iter(record.objectives.items()))
+        raise UserError(
+            f"it monitors {monitor} {mode}, and the search compares {name} {direction}: type 'sweep.objectives="
+            "{METRIC:max}' with one that all have"
+        )
 
 
 def _mark_killed(study: optuna.Study) -> None:

@@ -40,7 +40,7 @@ def _distribution(sweep: Override) -> BaseDistribution:
             kind = IntDistribution if isinstance(value.start, int) and isinstance(value.end, int) else FloatDistribution
             return kind(value.start, value.end, log=log)  # type: ignore[arg-type]
         if isinstance(value, RangeSweep):
-            low, high, step = _bounds(value)
+            low, high, step = bounds(value)
             if all(isinstance(number, int) for number in (low, high, step)):
                 return IntDistribution(int(low), int(high), log=log, step=1 if log else int(step))
             return FloatDistribution(low, high, log=log, step=None if log else step)
@@ -50,8 +50,12 @@ def _distribution(sweep: Override) -> BaseDistribution:
     return CategoricalDistribution(list(sweep.sweep_string_iterator()))
 
 
-def _bounds(value: RangeSweep) -> tuple[float, float, float]:
-    """First and last value and the step between: Hydra's ranges end before ``stop``, Optuna's at it."""
+def bounds(value: RangeSweep) -> tuple[float, float, float]:
+    """Smallest and largest value and the step between: Hydra's ranges end before ``stop``, Optuna's at it.
+
+    Raises:
+        ValueError: there is none.
+    """
     assert value.start is not None
     assert value.stop is not None
     start, stop, step = value.start, value.stop, value.step

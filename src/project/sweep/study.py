@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from project.sweep.space import Space
 
 
+def check_storage(storage: str) -> None:
+    """Check that it names what ``open_storage`` opens.
+
+    Raises:
+        UserError: it does not.
+    """
+    if storage not in ("journal", "sqlite") and "://" not in storage:
+        raise UserError(f"sweep.storage={storage} can't be: type journal, sqlite, or the URL of a database")
+
+
 def open_storage(storage: str, folder: Path) -> BaseStorage:
     """Where a study's trials are kept: ``journal`` or ``sqlite``, a file in ``folder``, or the URL of a database.
 
@@ -32,8 +42,7 @@ def open_storage(storage: str, folder: Path) -> BaseStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if storage == "journal":
         return JournalStorage(JournalFileBackend(str(folder / "study.journal")))
-    if storage != "sqlite" and "://" not in storage:
-        raise UserError(f"sweep.storage={storage} can't be: type journal, sqlite, or the URL of a database")
+    check_storage(storage)
     try:
         if storage == "sqlite":
             # Sweeper and ranks write to it: each waits for the other that long.

@@ -8,7 +8,8 @@ import random
 import shlex
 import sys
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from project.errors import FULL_ERROR, UserError
-from project.launch import agent, run_state
+from project.launch import agent, run_folder, run_state
 from project.launch.composition import experiment_file
 from project.launch.preflight import extra_of
 from project.launch.summary import shorten
+from project.sweep.ahead import DECIDES, check_compared, check_jobs
 from project.sweep.jobs import Job, all_combinations, quote
 from project.sweep.progress import Progress
 from project.sweep.record import FILE as SWEEP_FILE
@@ -68,6 +70,9 @@ class FolderSweeper(Sweeper):
         if self.config.hydra.launcher._target_.endswith(".BasicLauncher"):
             _warm_up()
         fixed, sweeps = self._split(arguments)
+        check_compared(sweeps, self.settings.get("objectives"))
+        check_jobs(self.composer.loader, self.config, fixed, sweeps)
+        made = run_folder.missing(Path(self.config.paths.outputs) / self.config.name)
         record = self.begin(fixed, sweeps)
         record.fixed, record.typed = fixed, [*arguments, *_typed_for_hydra(self.config)]
         if (name := self.config.hydra.runtime.choices.get("experiment")) is not None:
@@ -76,7 +81,6 @@ class FolderSweeper(Sweeper):
             if record.seed is None:
                 record.seed = random.SystemRandom().randrange(2**32)
             record.fixed = [*fixed, f"seed={record.seed}"]  # seeds differ only where the sweep says so
-        print(f"sweep in {shorten(record.folder)}", flush=True)
         begun = {job.number for job in record.jobs}
         try:
             self.run_all(record, sweeps)
@@ -84,6 +88,8 @@ class FolderSweeper(Sweeper):
             if record.jobs:
                 folder = shlex.quote(shorten(record.folder))
                 print(f"To go on with the sweep: python -m project.train resume={folder}", file=sys.stderr)
+            else:
+                _remove_empty([record.folder, *made])
             raise
         finally:
             if record.jobs:
@@ -123,6 +129,11 @@ class FolderSweeper(Sweeper):
             if direction not in ("min", "max"):
                 raise UserError(f"sweep.objectives: {name}={direction} can't be: type {{{name}:min}} or {{{name}:max}}")
         return given
+
+    def by_monitor(self, sweeps: list[Override]) -> bool:
+        """Whether that is what the jobs monitor."""
+        decided = any(sweep.key_or_group in DECIDES for sweep in sweeps)
+        return not decided and self.objectives() == {self.config.get("monitor"): self.config.get("mode")}
 
     def run(self, record: Sweep, jobs: list[tuple[Job, list[str]]]) -> None:
         """Hand jobs with their overrides to the launcher and wait. What they came to stands in their folders then."""
@@ -183,22 +194,37 @@ class GridSweeper(FolderSweeper):
                 "leave it out"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        return Sweep(folder.resolve(), "grid", self.objectives(), fixed, total)
+        by_monitor = self.by_monitor(sweeps)
+        return Sweep(folder.resolve(), "grid", self.objectives(), fixed, total, by_monitor=by_monitor)
 
     def run_all(self, record: Sweep, sweeps: list[Override]) -> None:
         """Hand all jobs to the launcher at once, if every one of them composes."""
         jobs = [Job.of(number, chosen, record.folder) for number, chosen in enumerate(all_combinations(sweeps))]
         done = {job.number for job in record.jobs}
         planned = [(job, job.overrides(record.fixed) + _resume(job)) for job in jobs if job.number not in done]
-        for _, overrides in planned:
-            self.composer.compose(self.config, overrides)
+        composed = (self.composer.compose(self.config, overrides) for _, overrides in planned)
+        self._compare_alike(record, {f"{one.get('monitor')} {one.get('mode')}" for one in composed})
         if not planned:
             print(f"All {len(done)} jobs of the sweep are finished.", flush=True)
             return
+        print(f"sweep in {shorten(record.folder)}", flush=True)
         for job, _ in planned:
             (job.folder / run_state.FILE).unlink(missing_ok=True)  # how it ended before is not how it will
         with Progress(record):
             self.run(record, planned)
+
+    def _compare_alike(self, record: Sweep, monitored: set[str]) -> None:
+        """Compare jobs that monitor different metrics, as experiments may, by ``sweep.objectives`` or not at all."""
+        if len(monitored) < 2:
+            return
+        record.by_monitor = False
+        if not self.settings.get("objectives"):
+            record.objectives = {}
+            print(
+                f"The jobs do not monitor the same ({', '.join(sorted(monitored))}), so none of them will be called "
+                "the best: type 'sweep.objectives={METRIC:max}' to compare them by one that all have",
+                flush=True,
+            )
 
 
 class Composer:
@@ -212,11 +238,12 @@ class Composer:
         self.loader = loader
         self._kept: dict[tuple[str, ...], DictConfig] = {}
 
-    def compose(self, master: DictConfig, overrides: Sequence[str]) -> None:
-        """Compose a job's config and keep it, within bounds."""
+    def compose(self, master: DictConfig, overrides: Sequence[str]) -> DictConfig:
+        """Compose a job's config and keep it, within bounds; it is there to be read."""
         composed = self.loader.load_sweep_config(master, list(overrides))
         if len(self._kept) < KEPT:
             self._kept[tuple(overrides)] = composed
+        return composed
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: Sequence[str]) -> DictConfig:
         """What Hydra's loader returns; each kept config goes to one caller, who may change it."""
@@ -230,6 +257,12 @@ class Composer:
 
     def __getstate__(self) -> dict[str, Any]:
         return {"loader": self.loader, "_kept": {}}
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # it holds something
+            folder.rmdir()
 
 
 def _unfinished(folder: Path) -> Sweep:

@@ -27,6 +27,7 @@ class Diagnosis:
         phase: In which the straggler loses its time, where that is known.
         factor: How many times as long as the others it is busy in a step.
         is_sure: Whether who is late was measured; else it is concluded from where the others wait.
+        num_steps: That were measured.
     """
 
     bound: str
@@ -38,12 +39,15 @@ class Diagnosis:
     phase: str | None = None
     factor: float = 1.0
     is_sure: bool = True
+    num_steps: int | None = None
 
     def lines(self) -> list[str]:
         """For people: what bounds the run, and what to type."""
         gain = f", at most {self.gain:.2f} times as fast without it" if self.gain > 1.005 else ""
         doubt = "" if self.is_sure else " (likely; the times at which ranks met are not known)"
         lines = [f"bound by {self.bound}: {self.evidence}{gain}{doubt}"]
+        if self.num_steps is not None and self.num_steps < FEW_STEPS:
+            lines.append(f"  a guess from {self.num_steps} steps: it takes {FEW_STEPS} to tell")
         marked = {True: " (changes what is trained)", False: ""}
         lines += [f"  try {remedy}{marked[changes_results(remedy)]}" for remedy in self.remedies]
         return lines + ([f"  {self.hint}"] if self.hint else [])
@@ -58,6 +62,8 @@ FROM_QUEUE_MS = 1.0
 COMPUTING = 0.5  # of a step, below which the rest of it goes to one part here and to another there
 APART = 2.0  # a straggler is later than any other by this factor
 BY_OPERATIONS = 0.5  # of forward and backward, from which on their operations, not what they compute, are the cost
+
+FEW_STEPS = 50  # of fewer, the first ones and a single hiccup are a large share
 
 LOOK_AT_RANK = "compare rank_*.log and the ranks' curves, and look for another process or a slower device there"
 LOOK_AT_HOST = (
@@ -76,6 +82,10 @@ def diagnose(ranks: Ranks, facts: Facts) -> Diagnosis:
     stepped = ranks["steps"] > 0
     if not stepped.any():
         return Diagnosis("unknown", "no step was measured")
+    return replace(_verdict(ranks, stepped, facts), num_steps=int(ranks["steps"].max()))
+
+
+def _verdict(ranks: Ranks, stepped: Tensor, facts: Facts) -> Diagnosis:
     step = float(ranks.step()[stepped].mean())
     shares = {name: float(part[stepped].min()) / step for name, part in ranks.parts().items()}
     share_of_operations = _share_of_operations(shares, step, facts)

@@ -1,0 +1,115 @@
+"""As few CPU threads as a step is worth."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.hooks import RemovableHandle
+
+from project.strategies.batches import batch_length
+
+# Two threads meet at the end of every operation, and where either is late (another process, a checkpoint's writer) the
+# other waits. Steps of the digits' MLP (33 MFLOP) took 0.96 to 1.1 ms with one thread of two shared cores and 1.06 to
+# 27 ms with both; by hand on quiet cores 0.54 and 0.46 ms, and 1.6 and 1.2 ms at 116 MFLOP.
+FLOP_A_THREAD = 40e6  # of a step
+BACKWARD = 2  # times as much as forward
+COUNTED = 0.9  # of the parameters, below which what the model computes is not known
+
+
+def of_step(flop: float, most: int) -> int:
+    """Threads for a step of so many floating-point operations, from 1 to ``most``."""
+    return min(most, max(1, round(flop / FLOP_A_THREAD)))
+
+
+class StepThreads(Callback):
+    """Trains small steps on fewer CPU threads than the rank was given, where the config leaves their number open.
+
+    Matrix products and convolutions are counted in the sanity check: twice a weight's elements for each row, or
+    position, of the output. It must be a matter of the model alone, not of a measurement, and a run that goes on keeps
+    it: sums come out with other last bits on another number of threads.
+
+    Args:
+        threads_per_rank: ``launch.threads_per_rank``.
+    """
+
+    def __init__(self, threads_per_rank: int | str) -> None:
+        self._is_open = threads_per_rank == "auto" and not os.environ.get("OMP_NUM_THREADS")
+        self._flop: float | None = None  # of a step
+        self._forward: _Forward | None = None
+        self._before = 0
+
+    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        # A compiled model would be compiled anew for the hook, and replicas in one process don't share threads so.
+        is_compiled = any(module._compiled_call_impl is not None for module in pl_module.modules())
+        on_cpu = trainer.strategy.root_device.type == "cpu" and (trainer.num_devices == 1 or trainer.world_size > 1)
+        if self._is_open and on_cpu and not is_compiled and torch.get_num_threads() > 1:
+            self._forward = _Forward()
+
+    def on_validation_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, *_: Any) -> None:
+        if self._forward is not None:
+            self._forward.samples += batch_length(batch) or 0
+
+    def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._forward is not None:
+            self._forward.handle.remove()
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, *_: Any) -> None:
+        if self._before or not self._is_open:
+            return
+        self._before = torch.get_num_threads()
+        if self._flop is None and self._forward is not None:
+            self._flop = self._forward.of_step(pl_module, batch_length(batch) or 0)
+        if self._flop is not None:
+            torch.set_num_threads(of_step(self._flop, self._before))
+
+    def on_train_end(self, *_: Any) -> None:
+        self._restore()
+
+    def on_exception(self, *_: Any) -> None:
+        if self._forward is not None:
+            self._forward.handle.remove()
+        self._restore()
+
+    def _restore(self) -> None:
+        """The test computes as ``evaluate`` does, and a notebook's process is as it was."""
+        if self._before:
+            torch.set_num_threads(self._before)
+        self._before = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"flop": self._flop}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._flop = state_dict["flop"]
+
+
+class _Forward:
+    """Counts what modules compute, from now until ``handle`` is removed."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._flop = 0.0
+        self._counted: dict[int, int] = {}  # elements of the parameters that had a part
+        self.handle: RemovableHandle = register_module_forward_hook(self._add)
+
+    def _add(self, module: nn.Module, _: Any, output: Any) -> None:
+        own = list(module.parameters(recurse=False))
+        weight = getattr(module, "weight", None)
+        if not own or not isinstance(weight, Tensor) or not isinstance(output, Tensor):
+            return
+        self._counted |= {id(parameter): parameter.numel() for parameter in own}
+        if weight.ndim > 1:
+            self._flop += 2 * weight.numel() * output.numel() / weight.shape[0]
+
+    def of_step(self, model: nn.Module, batch_size: int) -> float | None:
+        """Of forward and backward of a batch; None where that is not known."""
+        elements = sum(parameter.numel() for parameter in model.parameters())
+        if not self.samples or not batch_size or sum(self._counted.values()) < COUNTED * elements:
+            return None
+        return (1 + BACKWARD) * self._flop / self.samples * batch_size

@@ -1,0 +1,84 @@
+"""Sweeps that can't work are refused once, before there is a folder."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+from project.errors import UserError
+
+RunSweep = Callable[..., Any]
+
+
+def ran(config: DictConfig) -> float:
+    """What each job comes to."""
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ("+foo=1 seed=1,2", r"\+foo would be without effect"),
+        ("+foo=1,2", r"\+foo would be without effect"),
+        ("+foo=range(3)", r"\+foo would be without effect"),
+        ("callbacks=pruning trainer/strategy=fsdp seed=1,2", "callbacks=pruning needs the whole model"),
+        ("trainer.max_epochs=0 seed=1,2", "trainer.max_epochs=0 can't be"),
+        ("monitor=val/loss seed=1,2", "monitor=val/loss with mode=max would keep the highest"),
+        ("data.batch_size=63 trainer.devices=2 trainer.accelerator=cpu seed=1,2", "2 ranks can't share it equally"),
+        ("experiment=image_folder seed=1,2", "data.folder has no value: type data.folder=VALUE"),
+    ],
+)
+def test_what_all_jobs_would_be_refused_for_is_told_once_and_leaves_no_folder(
+    run_sweep: RunSweep, tmp_path: Path, overrides: str, sentence: str
+) -> None:
+    with pytest.raises(UserError, match=f"^[^\n]*{sentence}[^\n]*$"):
+        run_sweep(ran, *overrides.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "trainer.max_epochs=0,1",
+        "trainer.max_epochs=0,1,0",  # by the first and the last alone one would not know
+        "callbacks=pruning trainer/strategy=fsdp,ddp,fsdp",
+        "optimizer.lr=-1,-2",
+        "data.batch_size=range(63,66) trainer.devices=2 trainer.accelerator=cpu",
+    ],
+)
+def test_what_some_values_are_refused_for_is_left_to_their_jobs(run_sweep: RunSweep, overrides: str) -> None:
+    numbers = []
+
+    def note(config: DictConfig) -> float:
+        numbers.append(config.seed)
+        return 1.0
+
+    run_sweep(note, *overrides.split())
+    assert len(numbers) >= 2
+
+
+def test_what_other_hosts_have_is_not_looked_for_here(run_sweep: RunSweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+    typed = ["trainer.precision=16-mixed", "trainer.devices=2", "seed=1,2"]
+    with pytest.raises(UserError, match="needs a GPU, and this run is on the CPU"):
+        run_sweep(ran, *typed)
+    monkeypatch.setattr("project.sweep.ahead.HERE", ())
+    run_sweep(ran, *typed)
+    with pytest.raises(UserError, match=r"\+foo would be without effect"):
+        run_sweep(ran, *typed, "+foo=1")
+
+
+def test_what_is_left_out_of_the_config_is_told_once_for_the_sweep(
+    run_sweep: RunSweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Identity takes any argument: of three classes, the second alone has something to tell.
+    nets = "model.net._target_=torch.nn.Identity,torch.nn.Flatten,torch.nn.Identity"
+    run_sweep(ran, nets, "optimizer.lr=0.1,0.2")
+    assert capsys.readouterr().out.count("Left out of the config") == 1
+    run_sweep(ran, "model.net._target_=torch.nn.Flatten", "optimizer.lr=0.1,0.2")
+    assert capsys.readouterr().out.count("Left out of the config") == 1
+    run_sweep(ran, "optimizer.lr=0.1,0.2")
+    assert "Left out" not in capsys.readouterr().out
