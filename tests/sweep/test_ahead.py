@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from project.errors import UserError
 
 RunSweep = Callable[..., Any]
+slow = pytest.mark.slow
 
 
 def ran(config: DictConfig) -> float:
@@ -21,13 +22,15 @@ def ran(config: DictConfig) -> float:
     ("overrides", "sentence"),
     [
         ("+foo=1 seed=1,2", r"\+foo would be without effect"),
-        ("+foo=1,2", r"\+foo would be without effect"),
-        ("+foo=range(3)", r"\+foo would be without effect"),
+        pytest.param("+foo=1,2", r"\+foo would be without effect", marks=slow),
+        pytest.param("+foo=range(3)", r"\+foo would be without effect", marks=slow),
         ("callbacks=pruning trainer/strategy=fsdp seed=1,2", "callbacks=pruning needs the whole model"),
         ("trainer.max_epochs=0 seed=1,2", "trainer.max_epochs=0 can't be"),
-        ("monitor=val/loss seed=1,2", "monitor=val/loss with mode=max would keep the highest"),
+        pytest.param("monitor=val/loss seed=1,2", "monitor=val/loss with mode=max would keep the highest", marks=slow),
         ("data.batch_size=63 trainer.devices=2 trainer.accelerator=cpu seed=1,2", "2 ranks can't share it equally"),
-        ("experiment=image_folder seed=1,2", "data.folder has no value: type data.folder=VALUE"),
+        pytest.param(
+            "experiment=image_folder seed=1,2", "data.folder has no value", marks=slow
+        ),
     ],
 )
 def test_what_all_jobs_would_be_refused_for_is_told_once_and_leaves_no_folder(
@@ -42,10 +45,10 @@ def test_what_all_jobs_would_be_refused_for_is_told_once_and_leaves_no_folder(
     "overrides",
     [
         "trainer.max_epochs=0,1",
-        "trainer.max_epochs=0,1,0",  # by the first and the last alone one would not know
-        "callbacks=pruning trainer/strategy=fsdp,ddp,fsdp",
-        "optimizer.lr=-1,-2",
-        "data.batch_size=range(63,66) trainer.devices=2 trainer.accelerator=cpu",
+        pytest.param("trainer.max_epochs=0,1,0", marks=slow),  # by the first and the last alone one would not know
+        pytest.param("callbacks=pruning trainer/strategy=fsdp,ddp,fsdp", marks=slow),
+        pytest.param("optimizer.lr=-1,-2", marks=slow),
+        pytest.param("data.batch_size=range(63,66) trainer.devices=2 trainer.accelerator=cpu", marks=slow),
     ],
 )
 def test_what_some_values_are_refused_for_is_left_to_their_jobs(run_sweep: RunSweep, overrides: str) -> None:
@@ -59,6 +62,7 @@ def test_what_some_values_are_refused_for_is_left_to_their_jobs(run_sweep: RunSw
     assert len(numbers) >= 2
 
 
+@slow
 def test_what_other_hosts_have_is_not_looked_for_here(run_sweep: RunSweep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
@@ -71,6 +75,7 @@ def test_what_other_hosts_have_is_not_looked_for_here(run_sweep: RunSweep, monke
         run_sweep(ran, *typed, "+foo=1")
 
 
+@slow
 def test_what_is_left_out_of_the_config_is_told_once_for_the_sweep(
     run_sweep: RunSweep, capsys: pytest.CaptureFixture[str]
 ) -> None:

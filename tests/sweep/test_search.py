@@ -16,6 +16,7 @@ from project.sweep.pruning import pruning
 from sweep.folders import trials_of
 
 optuna = pytest.importorskip("optuna")
+slow = pytest.mark.slow
 State = optuna.trial.TrialState
 RunSweep = Callable[..., Any]
 LR = "optimizer.lr=tag(log,interval(1e-4,1e-1))"
@@ -26,7 +27,7 @@ def near_a_hundredth(config: DictConfig) -> float:
     return -abs(math.log10(config.optimizer.lr) + 2)
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "gp", "random", "cma_es"])
+@pytest.mark.parametrize("sampler", ["tpe", *(pytest.param(name, marks=slow) for name in ("gp", "random", "cma_es"))])
 def test_sampler_searches_the_space_and_the_best_is_found_again(run_sweep: RunSweep, sampler: str) -> None:
     if sampler == "cma_es" and importlib.util.find_spec("cmaes") is None:
         pytest.skip("cmaes is not installed")
@@ -48,7 +49,7 @@ def test_grid_tries_every_combination_once(run_sweep: RunSweep) -> None:
     assert len({(t.params["optimizer.lr"], t.params["model.net.width"]) for t in trials}) == len(trials) == 6
 
 
-@pytest.mark.slow
+@slow
 def test_several_objectives_are_searched_together(run_sweep: RunSweep) -> None:
     def two(config: DictConfig) -> Outcome:
         lr = float(config.optimizer.lr)
@@ -60,7 +61,7 @@ def test_several_objectives_are_searched_together(run_sweep: RunSweep) -> None:
     assert "val/accuracy" in (sweep.folder / "results.csv").read_text()
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("storage", ["sqlite", "journal"])
 def test_interrupted_search_goes_on_with_the_same_command(run_sweep: RunSweep, storage: str) -> None:
     command = ["sweep=optuna", LR, "sweep.n_trials=5", f"sweep.storage={storage}", "sweep/sampler=random"]
@@ -83,7 +84,7 @@ def test_interrupted_search_goes_on_with_the_same_command(run_sweep: RunSweep, s
     assert [row.split(",")[1] for row in rows[1:]] == ["finished"] * 2 + ["interrupted"] + ["finished"] * 3
 
 
-@pytest.mark.slow
+@slow
 def test_finished_search_is_extended_by_more_trials(run_sweep: RunSweep, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["sweep=optuna", LR]
     first = run_sweep(near_a_hundredth, *command, "sweep.n_trials=2")
@@ -133,6 +134,7 @@ def test_trials_are_handed_to_the_launcher_in_batches(run_sweep: RunSweep, monke
     assert sizes == [2, 1]
 
 
+@slow
 def test_space_in_the_config_is_searched_and_what_is_typed_wins(run_sweep: RunSweep, tmp_path: Path) -> None:
     group = tmp_path / "mine" / "sweep"
     group.mkdir(parents=True)

@@ -44,6 +44,7 @@ def test_every_job_has_a_folder_named_after_what_varies(run_sweep: RunSweep) -> 
     assert all((job.folder / "metrics.json").exists() for job in sweep.jobs)
 
 
+@pytest.mark.slow
 def test_seed_differs_only_where_the_sweep_says_so(run_sweep: RunSweep) -> None:
     seeds: list[int | None] = []
 
@@ -79,6 +80,7 @@ def outcome(config: DictConfig) -> Outcome:
     return Outcome({"val/accuracy": 0.5, "test/accuracy": float(config.optimizer.lr)}, objective=0.9)
 
 
+@pytest.mark.slow
 def test_jobs_that_monitor_different_metrics_are_compared_by_another(run_sweep: RunSweep) -> None:
     objective = "sweep.objectives={test/accuracy:max}"
     sweep = run_sweep(outcome, "monitor=val/accuracy,test/accuracy", "optimizer.lr=0.1,0.2", objective)
@@ -152,6 +154,7 @@ def test_interrupted_sweep_goes_on_with_the_jobs_that_have_not_finished(run_swee
     assert len(ran) == 4
 
 
+@pytest.mark.slow
 def test_sweep_goes_on_as_it_began_and_not_while_it_runs(run_sweep: RunSweep) -> None:
     sweep = run_sweep(lambda config: 1.0, "seed=1,2")
     with pytest.raises(UserError, match="optimizer.lr=1 can't be: the sweep in .* goes on as it began"):
