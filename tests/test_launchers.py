@@ -160,7 +160,8 @@ def test_ranks_of_torchrun_share_one_run_folder_whenever_they_start(tmp_path: Pa
     program = ["-m", "project.train"] if at_once else [str(script)]
     command = [*TORCHRUN, "--log-dir", str(tmp_path / "torchrun"), *options, *program]
     result = start([*command, *FAST, "trainer.devices=2"], tmp_path)
-    assert result.returncode == 0, result.stderr
+    # What aborts a rank stands in its log, with the stacks of its threads.
+    assert result.returncode == 0, result.stderr + "".join(p.read_text() for p in tmp_path.rglob("rank_*.log"))
     check_two_ranks(tmp_path)
 
 
@@ -188,7 +189,7 @@ def test_batch_script_of_one_task_starts_its_own_ranks(slurm: Path, tmp_path: Pa
 
 
 def start(command: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     return subprocess.run(
         command, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240, check=False
     )

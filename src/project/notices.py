@@ -28,6 +28,9 @@ _IN_OUR_WORDS = {
     r"Trying to infer the `batch_size` .* found is (\d+)\..*": (
         r"self.log takes a batch for \1 samples, by the first tensor in it: if that is wrong, pass it batch_size="
     ),
+    r"This DataLoader will create (\d+) worker processes in total\. .* in current system is (\d+),.*": (
+        r"a loader starts \1 workers where \2 are of use: type data.num_workers=\2"
+    ),
     r"Using `DistributedSampler` with the dataloaders.*": (
         "loaders of your own are shared out in equal parts, so some samples count twice in validation and test: "
         "evaluate with trainer.devices=1, or build on project.data.DataModule"

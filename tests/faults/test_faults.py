@@ -146,8 +146,8 @@ def test_sample_of_a_worker_that_died_is_named_without_a_traceback(start: Start,
 def test_traceback_of_a_worker_that_died_is_shown_when_asked_for(start: Start) -> None:
     command = start(*DIES, "trainer.devices=1", env={"HYDRA_FULL_ERROR": "1"})
     assert command.wait() == 1
-    assert "DataLoader worker (pid" in command.output()
-    assert "UserError: a worker of the loader died while sample 7 of NoisyPoints was read (" in command.output()
+    assert "Traceback" in command.output()
+    assert "LostWorkerError: a worker of the loader died while sample 7 of NoisyPoints was read (" in command.output()
 
 
 def test_memory_that_runs_out_is_told_with_the_batch(start: Start) -> None:

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -254,3 +256,18 @@ def test_a_users_error_has_its_traceback_where_asked_for(
     error = agent._first_error(tmp_path, {0: None}, Run(tmp_path, [], {}, started_at=0.0))
     assert type(error) is kind
     assert str(error) == ("type a=2" if kind is UserError else "rank 1 failed first:\nTraceback of 1")
+
+
+@pytest.mark.parametrize(
+    ("sentence", "told"),
+    [("a worker of the loader died", "^a worker of the loader died$"), (None, "^rank 1 was ended by SIGABRT;")],
+)
+def test_a_sentence_of_one_rank_wins_over_the_death_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sentence: str | None, told: str
+) -> None:
+    """A rank that loses its neighbour may be aborted by what it talks to it with."""
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    (tmp_path / "rank_0.json").write_text(words(0, 20, sentence))
+    aborted = SimpleNamespace(exitcode=-signal.SIGABRT)
+    error = agent._first_error(tmp_path, {1: aborted}, Run(tmp_path, [], {}, started_at=0.0))
+    assert re.search(told, str(error))

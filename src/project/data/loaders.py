@@ -1,16 +1,10 @@
 """Loaders that share a dataset's samples over ranks, by the indices of whole batches."""
 
-import multiprocessing
 import os
 import random
-import re
-import signal
-import threading
 from collections.abc import Callable, Iterator
-from functools import cache, partial
-from multiprocessing.util import Finalize
+from functools import partial
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakSet
 
 import lightning as L
 import numpy as np
@@ -20,11 +14,12 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
-from torch.utils.data._utils import signal_handling
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from project.data.draws import sample_seeds
 from project.data.prefetch import Copies, CudaCopies, ahead
 from project.data.sampler import EvaluationBatches, TrainBatches
+from project.data.workers import READ, WorkersIterator, end_workers_at_exit, start_worker
 
 CollateFn = Callable[[list[Any]], Any]
 
@@ -88,31 +83,9 @@ def evaluation_loader(
 ) -> DataLoader[Any]:
     """Every sample exactly once over all ranks; see `EvaluationBatches`."""
     sampler = EvaluationBatches(len(dataset), batch_size, *place(trainer))
-    arguments["worker_init_fn"] = partial(_start_worker, arguments.get("worker_init_fn"))
+    arguments["worker_init_fn"] = partial(start_worker, arguments.get("worker_init_fn"))
     batches = _Batches(dataset, collate_fn, arguments.get("num_workers", 0))
     return _Loader(batches, sampler=sampler, batch_size=None, **arguments)
-
-
-# What torch says of a worker that is gone, wherever the training process is when it notices.
-_WORKER_DIED = re.compile(r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) (?P<how>[^.]*)")
-
-_HINTS = {
-    "Killed": "killed, as Linux does where memory runs out: type fewer data.num_workers, or a smaller data.batch_size",
-    "Bus error": "shared memory ran out: type fewer data.num_workers, or give /dev/shm more room",
-    "exited unexpectedly": "nobody saw how; where memory runs out, type fewer data.num_workers: 0 shows other errors",
-}
-
-
-def lost_worker(text: str) -> str | None:
-    """A sentence in place of torch's text of a worker that died, with the samples it was on; None for other texts."""
-    found = _WORKER_DIED.match(text)
-    if found is None:
-        return None
-    process_ids = {int(number) for number in found["pids"].split(",")}
-    where = next((named for batches in _WITH_WORKERS if (named := batches.read_by(process_ids))), "")
-    cause = found["how"].removeprefix("is killed by signal: ").strip()
-    hint = _HINTS.get(cause, f"{cause}: type data.num_workers=0, which shows an error of its own with its traceback")
-    return f"a worker of the loader died{where} ({hint})"
 
 
 def shares_evenly(loaders: Any) -> bool:
@@ -176,7 +149,7 @@ class _Batches(Dataset[Any]):
         self.collate_fn = collate_fn
         self.reading = torch.full((num_workers, 17), -1).share_memory_() if num_workers else None  # type: ignore[no-untyped-call]
         if num_workers:
-            _WITH_WORKERS.add(self)
+            READ.add(self)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -213,14 +186,11 @@ class _Batches(Dataset[Any]):
         return batch
 
     def read_by(self, process_ids: set[int]) -> str:
-        """What one of these processes is reading, or was when it died; empty where it reads nothing of this."""
+        """See `project.data.workers.Read`."""
         for *noted, process_id in [] if self.reading is None else self.reading.tolist():
             if process_id in process_ids and noted[0] >= 0:
                 return f" while {_named(noted)} of {type(self.samples).__name__} was read"
         return ""
-
-
-_WITH_WORKERS: WeakSet[_Batches] = WeakSet()  # where an error of torch's names a process, and no loader
 
 
 class _Loader(DataLoader[Any]):
@@ -231,43 +201,14 @@ class _Loader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         iterator = super().__iter__()
         if self.num_workers:
-            _end_workers_at_exit(os.getpid())  # a fork starts without what its parent has registered
+            end_workers_at_exit(os.getpid())  # a fork starts without what its parent has registered
         return iterator
 
-
-def _start_worker(then: Callable[[int], None] | None, worker: int) -> None:
-    """Let the training process alone decide what a signal to the whole run means: it still wants its batches."""
-    for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):
-        signal.signal(getattr(signal, name, signal.SIGINT), signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))  # a second one ends it
-    if then is not None:
-        then(worker)
-
-
-@cache
-def _end_workers_at_exit(process_id: int) -> None:
-    """Let no worker keep this process from ending, which waits for those whose loader an error still holds on to.
-
-    It sends each SIGTERM first, but a worker takes the first one for one to the whole run.
-    """
-    Finalize(None, _end_workers, exitpriority=0)
-
-
-def let_workers_end() -> None:
-    """Let torch no longer raise where a worker has died, until a loader starts some again.
-
-    It raises out of a signal's handler, wherever the process is: also where an error is being told.
-    """
-    if signal_handling._SIGCHLD_handler_set and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal_handling._SIGCHLD_handler_set = False
-
-
-def _end_workers() -> None:
-    let_workers_end()
-    for worker in multiprocessing.active_children():
-        if worker.daemon:
-            worker.kill()
+    def _get_iterator(self) -> _BaseDataLoaderIter:
+        if self.num_workers == 0:
+            return super()._get_iterator()
+        self.check_worker_number_rationality()
+        return WorkersIterator(self)
 
 
 class _TrainLoader(_Loader):
@@ -287,7 +228,7 @@ class _TrainLoader(_Loader):
         copies: Copies[Any] | None = None,
         **arguments: Any,
     ) -> None:
-        arguments["worker_init_fn"] = partial(_start_worker, arguments.get("worker_init_fn"))
+        arguments["worker_init_fn"] = partial(start_worker, arguments.get("worker_init_fn"))
         super().__init__(dataset, sampler=sampler, batch_size=None, generator=torch.Generator(), **arguments)
         self.batches_done = batches_done
         self.copies = copies

@@ -182,7 +182,9 @@ def _first_error(
     told = [json.loads(path.read_text()) for path in last_words.glob("rank_*.json")]
     silent = {number: failure for number, failure in failures.items() if number not in {w["rank"] for w in told}}
     log = run.folder / "ranks"
-    if silent:
+    # Who fails before another is gone has lost nobody; who waited in vain may have.
+    causes = [w for w in told if w["sentence"] and not any(text in w["traceback"] for text in TIMED_OUT)]
+    if silent and not causes:
         number, failure = next(iter(silent.items()))
         if failure.exitcode < 0:
             name = signal.Signals(-failure.exitcode).name
@@ -194,7 +196,7 @@ def _first_error(
         return RankError(
             f"rank {number} ended with exit code {failure.exitcode}; its output is in {log}/rank_{number}.log"
         )
-    first = min(told, key=lambda words: words["time_ns"])
+    first = min(causes if silent else told, key=lambda words: words["time_ns"])
     if first["sentence"] and not full_tracebacks():
         missing = _missing(first, told, heartbeats)
         return UserError(first["sentence"] + missing)

@@ -15,6 +15,9 @@ NEEDLESS = (
     r"Be aware that when using `ckpt_path`, callbacks",  # evaluation wants the weights only
     r".*functional\.all_gather is deprecated",  # Lightning's, against the newest torch
     r"Checkpoint directory .* exists and is not empty",  # best and last share theirs
+    r"'pin_memory' argument is set as true but no accelerator",  # it is without effect there
+    r"You called `self.log\(.*but have no logger configured",  # logger=none was typed
+    r"GPU available but not used",  # trainer.accelerator=cpu was typed
     r"Experiment logs directory .* exists and is not empty",  # a run that goes on keeps its rows
 )
 

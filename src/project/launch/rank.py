@@ -141,7 +141,7 @@ def dump_stacks_when_asked(folder: Path, rank: int) -> None:
 @contextmanager
 def faults_explained(config: dict[str, Any], world_size: int) -> Iterator[None]:
     """Tell in a sentence of what a model and its data can't help: memory that ran out, a loader's worker that died."""
-    from project.data.loaders import let_workers_end, lost_worker
+    from project.data.workers import let_workers_end, lost_worker
 
     try:
         yield
