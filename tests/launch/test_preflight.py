@@ -37,6 +37,7 @@ VALUES: dict[str, tuple[list[str], list[str]]] = {
     "launch.host_timeout_s": (["0.5"], ["0", "x", "null"]),
     "launch.keep_freed_memory": (["true", "false"], ["1", "x", "null"]),
     "launch.hang_timeout_s": (["60", "0.5", "null"], ["0", "-1", "x"]),
+    "callbacks.last.min_gap_s": (["1", "0", "null"], ["-1", "x", "inf"]),
     "launch.grace_s": (["60", "0.5"], ["0", "-1", "x", "null"]),
     "launch.max_restarts": (["0", "3"], ["-1", "1.5", "x", "null"]),
     "launch.trusted_targets": (["[]", "[my_lab, torch.nn]"], ["my_lab", "[1]", "null"]),

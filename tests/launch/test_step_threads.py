@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -84,19 +85,46 @@ def test_a_number_that_was_typed_stands(tmp_path: Path, monkeypatch: pytest.Monk
     assert fit(tmp_path, StepThreads("auto")) == [2, 2, 2, 2]
 
 
-def test_a_compiled_model_is_not_counted(tmp_path: Path) -> None:
-    net = wide(8)
-    net.compile(backend="eager")
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_compiled_model_is_not_counted(tmp_path: Path, in_place: bool) -> None:
+    net: Any = wide(8)
+    if in_place:
+        net.compile(backend="eager")
+    else:
+        net = torch.compile(net, backend="eager")
     assert fit(tmp_path, StepThreads("auto"), net) == [2, 2, 2, 2]
 
 
-def test_a_run_that_goes_on_has_the_threads_that_it_began_with(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_with_a_validation_has_its_threads_already() -> None:
+    callback = StepThreads("auto")
+    callback.load_state_dict({"flop": 1.0})
+    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")))
+    callback.on_train_start(trainer, Classifier())
+    assert torch.get_num_threads() == 1
+    callback.on_train_end()
+    assert torch.get_num_threads() == 2
+
+
+def test_ranks_agree_on_one_number(tmp_path: Path) -> None:
+    """Their samples may differ in size, and a checkpoint holds the number of one."""
+    callback = StepThreads("auto")
+    of_rank_0 = SimpleNamespace(root_device=torch.device("cpu"), broadcast=lambda own: FLOP_A_THREAD * 2)
+    trainer: Any = SimpleNamespace(strategy=of_rank_0, world_size=2)
+    callback.on_train_batch_start(trainer, Classifier(), torch.zeros(4))
+    assert callback.state_dict() == {"flop": FLOP_A_THREAD * 2}
+    callback.on_train_end()
+
+
+def test_a_run_that_goes_on_has_the_threads_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = StepThreads("auto")
     fit(tmp_path, first, wide(64))
     second = StepThreads("auto")
     second.load_state_dict(first.state_dict())
+    validated = Threads()
+    monkeypatch.setattr(Classifier, "on_validation_start", lambda self: validated.on_train_batch_end(), raising=False)
     # No sanity check counts anything, as in a run that goes on.
     assert fit(tmp_path, second, wide(64), num_sanity_val_steps=0) == [1, 1, 1, 1]
+    assert validated.seen == [1]
     assert fit(tmp_path, StepThreads("auto"), wide(64), num_sanity_val_steps=0) == [2, 2, 2, 2]
 
 

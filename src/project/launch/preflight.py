@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,11 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("callbacks.pruning.begin", lambda v: _positive(0)(v) and v <= 1, "a share from 0 to 1"),
     ("callbacks.pruning.end", lambda v: _positive()(v) and v <= 1, "a share above 0, up to 1"),
     ("callbacks.pruning.rounds", _whole(1), "a whole number from 1"),
+    (
+        "callbacks.last.min_gap_s",
+        lambda v: _positive(None, 0)(v) and v != math.inf,
+        "a number of seconds from 0, or null",
+    ),
     ("model.channels_last", _flag, "true or false"),
     ("data.batch_size", _whole(1), "a whole number from 1"),
     ("data.num_workers", _whole(0), "a whole number from 0"),

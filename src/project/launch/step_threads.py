@@ -46,10 +46,12 @@ class StepThreads(Callback):
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # A compiled model would be compiled anew for the hook, and replicas in one process don't share threads so.
-        is_compiled = any(module._compiled_call_impl is not None for module in pl_module.modules())
-        on_cpu = trainer.strategy.root_device.type == "cpu" and (trainer.num_devices == 1 or trainer.world_size > 1)
-        if self._is_open and on_cpu and not is_compiled and torch.get_num_threads() > 1:
+        is_alone = trainer.num_devices == 1 or trainer.world_size > 1
+        if self._adapts(trainer) and is_alone and not any(map(_is_compiled, pl_module.modules())):
             self._forward = _Forward()
+
+    def _adapts(self, trainer: L.Trainer) -> bool:
+        return self._is_open and trainer.strategy.root_device.type == "cpu"
 
     def on_validation_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, *_: Any) -> None:
         if self._forward is not None:
@@ -59,13 +61,22 @@ class StepThreads(Callback):
         if self._forward is not None:
             self._forward.handle.remove()
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._flop is not None:  # a run that goes on, maybe with a validation
+            self._take(trainer)
+
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, *_: Any) -> None:
-        if self._before or not self._is_open:
+        if self._before or not self._adapts(trainer):
             return
+        if self._flop is None:
+            own = self._forward.of_step(pl_module, batch_length(batch) or 0) if self._forward is not None else None
+            # One for all ranks, whose samples may differ in size: a checkpoint holds one.
+            self._flop = trainer.strategy.broadcast(own) if trainer.world_size > 1 else own
+        self._take(trainer)
+
+    def _take(self, trainer: L.Trainer) -> None:
         self._before = torch.get_num_threads()
-        if self._flop is None and self._forward is not None:
-            self._flop = self._forward.of_step(pl_module, batch_length(batch) or 0)
-        if self._flop is not None:
+        if self._flop is not None and self._adapts(trainer):
             torch.set_num_threads(of_step(self._flop, self._before))
 
     def on_train_end(self, *_: Any) -> None:
@@ -87,6 +98,10 @@ class StepThreads(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._flop = state_dict["flop"]
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
 
 
 class _Forward:
