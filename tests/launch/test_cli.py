@@ -1,12 +1,15 @@
 """The command line, before Hydra reads it."""
 
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import project
-from project.launch import cli, run_folder
+from project.launch import cli, run_folder, start_up
 from project.launch.cli import flags_first
 
 
@@ -72,3 +75,28 @@ def test_one_rank_of_several_tells_of_ctrl_c(
     monkeypatch.setenv("RANK", "1")
     assert interrupted(None) == 130
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (f"{Path(project.__file__).parent}/train.py", True),
+        ("/somewhere/bin/project-train", True),
+        ("/somewhere/train.py", False),
+        ("-c", False),
+        ("", False),
+    ],
+)
+def test_a_program_that_imports_the_project_is_no_command(program: str, expected: bool) -> None:
+    assert start_up.is_command(program) == expected
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_a_command_imports_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "hydra.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    done = subprocess.run(
+        [sys.executable, "-m", "project.train"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr == "\nInterrupted before the run began; nothing was written.\n"

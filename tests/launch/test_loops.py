@@ -1,12 +1,15 @@
 """Of the hooks of a step, those that nobody overrides are not called, and all others are."""
 
+from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
+import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from project.launch.loops import install
+from project.launch.loops import BetweenSteps, install
 from small_classifier import Classifier, loader, quiet_trainer
 
 
@@ -61,3 +64,27 @@ def test_a_training_step_may_leave_out_the_batch_index() -> None:
     install(trainer)
     trainer.fit(model, loader([4, 4]))
     assert len(model.losses) == 2
+
+
+def test_a_validation_is_due_before_its_loaders_draw_random_numbers(tmp_path: Path) -> None:
+    """What is saved then is what a run goes on with that begins the validation anew."""
+    states: dict[str, torch.Tensor] = {}
+
+    class Notes(L.Callback, BetweenSteps):
+        def on_train_batch_end(self, *_: Any) -> None:
+            states["trained"] = torch.get_rng_state()
+
+        def on_validation_due(self, trainer: L.Trainer) -> None:
+            states["due"] = torch.get_rng_state()
+
+        def on_validation_start(self, *_: Any) -> None:
+            states["started"] = torch.get_rng_state()
+
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=1, default_root_dir=tmp_path, callbacks=[Notes()], logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+    )  # fmt: skip
+    install(trainer)
+    trainer.fit(Classifier().double(), loader([4, 4]), loader([4]))
+    assert torch.equal(states["trained"], states["due"])
+    assert not torch.equal(states["due"], states["started"])

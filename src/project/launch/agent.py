@@ -38,7 +38,7 @@ class RankError(Exception):
 def warm_up() -> None:
     """Start the server that the ranks are forked from; it imports in the background what they need."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(["project.launch.fork_server"])
-    with _ignored(*(number for number in SIGNALS if number != signal.SIGINT)):
+    with _ignored(*SIGNALS):
         # For the whole process group to be told to stop must not end it: its copies would count as lost.
         multiprocessing.forkserver.ensure_running()
     _environment_of_server()
@@ -121,8 +121,10 @@ def _agent(
     from project.launch.elastic import Agent, Alone
 
     # The agent logs every failure in some twenty lines; the user gets the rank's own error from us.
-    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    # Each of its modules has a logger with a level of its own.
+    for name in ["torch.multiprocessing", *logging.root.manager.loggerDict]:
+        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     spec = WorkerSpec(
         role="rank",
         local_world_size=num_ranks,

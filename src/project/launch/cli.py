@@ -13,7 +13,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from project.errors import FULL_ERROR, full_tracebacks, sentence
-from project.launch import cpu, usage
+from project.launch import cpu, start_up, usage
 from project.launch.ahead import Server
 from project.launch.composition import (
     check_choices,
@@ -55,6 +55,7 @@ def run(
 ) -> int:
     """Run a command with the arguments of this process; its exit code. ``doc`` is what its help begins with."""
     try:
+        start_up.end()
         return _run(name, function, prepare, job, doc)
     except KeyboardInterrupt as error:
         if error.args != (TOLD,) and _is_first_rank():
@@ -160,4 +161,4 @@ def _after_interrupt(arguments: list[str]) -> str:
         return f"Interrupted; what was written so far is in {shorten(standing[0])}."
     if {"-m", "--multirun"} & set(arguments):
         return "Interrupted."  # a sweep that goes on has its folder already, and says how to go on with it
-    return "Interrupted before the run began; nothing was written."
+    return start_up.NOTHING_WRITTEN

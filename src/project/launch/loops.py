@@ -13,6 +13,7 @@ from lightning.pytorch.loops.fit_loop import RestartStage, _FitLoop
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+from lightning.pytorch.trainer.states import TrainerFn
 
 from project.launch.heartbeat import BEAT
 from project.launch.step import AutomaticOptimization, Hooks
@@ -26,6 +27,9 @@ class BetweenSteps:
 
     def on_epoch_done(self, trainer: L.Trainer) -> None:
         """Everything that belongs to the epoch is over, schedulers included; the next has not begun."""
+
+    def on_validation_due(self, trainer: L.Trainer) -> None:
+        """A validation within the training is about to begin; its loaders have drawn no random number yet."""
 
 
 def install(trainer: L.Trainer) -> None:
@@ -232,6 +236,11 @@ class EvaluationLoop(_EvaluationLoop):
     @classmethod
     def like(cls, theirs: _EvaluationLoop) -> EvaluationLoop:
         return cls(theirs.trainer, theirs._trainer_fn, theirs._stage, theirs.verbose, theirs.inference_mode)
+
+    def reset(self) -> None:
+        if self.trainer.state.fn == TrainerFn.FITTING and not self.trainer.sanity_checking:
+            _tell(self.trainer, "on_validation_due")
+        super().reset()
 
     def on_run_start(self) -> None:
         super().on_run_start()

@@ -14,6 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
+from project.launch.loops import BetweenSteps
 from project.launch.run_state import record_first_step
 from project.launch.seeding import seed_rank
 from project.strategies.random_state import random_state, set_random_state
@@ -22,7 +23,7 @@ KEY = "ranks"
 State = dict[str, Any]
 
 
-class RankStates(Callback):
+class RankStates(Callback, BetweenSteps):
     """Gives each rank random numbers of its own when training starts, and keeps them in checkpoints.
 
     Dropout and noise must not repeat over the ranks, and a run that goes on must draw what it would have drawn. Not
@@ -69,9 +70,8 @@ class RankStates(Callback):
                 flush=True,
             )
 
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            self._before_validation = self._state(trainer, pl_module)
+    def on_validation_due(self, trainer: L.Trainer) -> None:
+        self._before_validation = self._state(trainer, trainer.lightning_module)
 
     def on_validation_end(self, *_: Any) -> None:
         self._before_validation = None
