@@ -4,9 +4,11 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 
 from comparison import Run
+from faults.noisy import NoisyModel
 from project.errors import UserError
 from project.launch.from_checkpoint import compose_from_checkpoint
 
@@ -50,6 +52,18 @@ def test_what_is_typed_wins_over_the_checkpoint(trained: tuple[Path, dict[str, f
     assert repeated["test/loss"] != pytest.approx(metrics["test/loss"])
     _, validated = again("evaluate", folder, "split=val")
     assert validated["val/loss"] == pytest.approx(metrics["val/loss"], abs=1e-5)
+
+
+class Untested(NoisyModel):
+    test_step = L.LightningModule.test_step
+
+
+def test_a_model_that_has_no_test_is_told(run: Run, again: Run) -> None:
+    own = ("data._target_=faults.noisy.NoisyData", f"model._target_={__name__}.Untested", "monitor=val/loss")
+    folder, _ = run(*QUIET, *own, "mode=min", "data.batch_size=16", "trainer.max_epochs=1", "logger=none")
+    with pytest.raises(UserError, match="Untested has no test_step: define it, or type split=val"):
+        again("evaluate", folder)
+    assert "val/loss" in again("evaluate", folder, "split=val")[1]
 
 
 def test_other_architecture_is_told(trained: tuple[Path, dict[str, float]], again: Run) -> None:

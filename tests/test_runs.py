@@ -65,6 +65,30 @@ def test_best_sorts_finished_runs_by_what_they_monitored_or_by_another_metric(
 
 
 @pytest.mark.usefixtures("outputs")
+@pytest.mark.parametrize("metric", ["test/mae", "odd"])
+def test_best_is_the_least_error_and_a_metric_that_says_nothing_is_asked_for(
+    outputs: Path, capsys: pytest.CaptureFixture[str], metric: str
+) -> None:
+    for name, value in (("worse", 0.6), ("better", 0.1)):
+        write_run(outputs / "own" / name, metrics={metric: value})
+    if metric == "odd":
+        assert main(["best", "--metric", metric]) == 1
+        assert "whether more or less of odd is better is not known: type --mode max" in capsys.readouterr().err
+    else:
+        assert [row["value"] for row in rows(capsys, "best", "--metric", metric)] == ["0.1", "0.6"]
+
+
+@pytest.mark.usefixtures("outputs")
+def test_names_of_what_differs_are_whole_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    monkeypatch.setenv("COLUMNS", "40")
+    key = "callbacks.early_stopping.patience"
+    table = ledger.rendered(["", "one", "two", "three", "four"], [[key, 1, 2, 3, 4]], "table")
+    assert key in table
+    assert all(f" {number} " in table for number in (1, 2, 3, 4))
+
+
+@pytest.mark.usefixtures("outputs")
 def test_compare_shows_only_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
     found = {row[""]: row for row in rows(capsys, "compare", "monday", "0_seed=1")}
     assert found["optimizer.lr"]["mlp/monday"] == "0.1"

@@ -250,6 +250,25 @@ def test_mean_over_ranks_with_unequal_shares_is_one_over_all_samples(
         )
 
 
+def records(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.glob("*.[yj]*")}
+
+
+def test_what_was_typed_in_vain_does_not_stand_in_the_way_of_what_is_typed_next(run_cli: Any, tmp_path: Path) -> None:
+    result = run_cli("train", *QUIET, "paths.run_dir=run", "monitor=val/nothing", "trainer.max_epochs=2")
+    assert result.returncode == 1
+    result = run_cli("train", *QUIET, "paths.run_dir=run", "trainer.max_epochs=2", "scheduler=none")
+    assert result.returncode == 0, result.stderr
+    before = records(tmp_path / "run")
+    result = run_cli("train", "resume=run", "trainer.max_epochs=1")
+    assert result.returncode == 1
+    assert "error: the run has trained more epochs than trainer.max_epochs says" in result.stderr
+    assert records(tmp_path / "run") == before
+    result = run_cli("train", "resume=run", "trainer.max_epochs=3")
+    assert result.returncode == 0, result.stderr
+    assert "trainer.max_epochs=1" not in (tmp_path / "run" / "overrides.yaml").read_text()
+
+
 def test_experiment_file_of_own_classes_is_given_what_they_take(run_cli: Any, tmp_path: Path) -> None:
     write_module(tmp_path)
     (tmp_path / "mine.yaml").write_text(

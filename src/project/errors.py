@@ -34,6 +34,10 @@ _IN_OUR_WORDS = {
         "some steps use other parameters of the model than the first did, and trainer/strategy=ddp_static_graph takes "
         "all steps for alike: type trainer/strategy=ddp_find_unused"
     ),
+    "You restored a checkpoint with current_epoch": (
+        "the run has trained more epochs than trainer.max_epochs says, so there is nothing to go on with: type a "
+        "larger trainer.max_epochs=N, or leave it out"
+    ),
     "Sharding propagation failed": (
         "the optimizer or the model asks for an operation that torch does not know for weights that are spread over "
         "ranks, as optimizer._target_=torch.optim.Adafactor does: type optimizer=adamw, or trainer/strategy=ddp"
@@ -57,10 +61,12 @@ def sentence(error: BaseException) -> str | None:
     code (not by a library that it calls), or of a class of its own, is a sentence too, and so is Lightning's
     ``MisconfigurationException``. Some texts of libraries have a sentence of ours.
     """
-    if isinstance(error, UserError) or type(error).__name__ == "MisconfigurationException":
+    if isinstance(error, UserError):
         return str(error)
-    if isinstance(error, RuntimeError):
-        return next((ours for theirs, ours in _IN_OUR_WORDS.items() if theirs in str(error)), None)
+    of_lightning = type(error).__name__ == "MisconfigurationException"
+    if of_lightning or isinstance(error, RuntimeError):
+        plain = str(error) if of_lightning else None
+        return next((ours for theirs, ours in _IN_OUR_WORDS.items() if theirs in str(error)), plain)
     if isinstance(error, ValueError) and _is_ours(type(error).__module__):
         return str(error)  # also after torch carried it out of a loader's worker
     # Exactly that: a library's subclass may wrap an error of ours, with its traceback and a text of its own.

@@ -7,6 +7,7 @@ python -m project.evaluate ckpt_path=<run folder>/checkpoints/last.ckpt data.bat
 
 from typing import Any
 
+from project.errors import UserError
 from project.launch.cli import command
 from project.launch.from_checkpoint import compose_from_checkpoint
 from project.launch.run import Outcome, Run
@@ -19,6 +20,7 @@ def evaluate(config: dict[str, Any], run: Run) -> Outcome:
     from project.compression.quantization import quantization
     from project.data.sharing import share
     from project.launch.build import build
+    from project.launch.capabilities import untestable
     from project.launch.checkpoint import loading
     from project.launch.loops import install_evaluation
     from project.launch.progress_display import shows_bar
@@ -37,6 +39,8 @@ def evaluate(config: dict[str, Any], run: Run) -> Outcome:
     with trainer.precision_plugin.module_init_context():
         model = build(config, "model")
 
+    if config["split"] == "test" and (lacks := untestable(model, datamodule)):
+        raise UserError(f"{lacks}: define it, or type split=val")
     run_split = trainer.validate if config["split"] == "val" else trainer.test
     with loading(config["ckpt_path"]):
         run_split(model, datamodule=datamodule, ckpt_path=config["ckpt_path"], verbose=False, weights_only=True)

@@ -211,6 +211,7 @@ def make_folders(root: Path, *names: str) -> Path:
     [
         (lambda root: root / "nowhere", {}, "nowhere is no folder: type data.folder="),
         (lambda root: root, {}, "holds no folders, but each class needs a folder"),
+        (lambda root: root, {"classes": ["a", "b"]}, "holds no folders, but each class needs a folder"),
         (lambda root: make_folders(root, "one"), {}, "holds the folder one alone, but each class needs a folder"),
         (lambda root: make_folders(root, "a", "b"), {"classes": ["a", "c"]}, "holds the folder b, which is none of"),
         (lambda root: make_folders(root, "a", "b"), {"num_classes": 3}, "type data.num_classes=2"),

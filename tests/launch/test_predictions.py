@@ -63,14 +63,16 @@ def test_there_is_one_row_per_sample_in_the_order_of_the_data(tmp_path: Path, sh
             lambda x: torch.stack([x, -x, x * 0.5], dim=1),
             {f"prediction_{i}": v for i, v in enumerate(["1.0", "-1.0", "0.5"])},
         ),
+        (lambda x: x[:, None], {"prediction": "1.0"}),
         (lambda x: {"a": x.long(), "b": x / 4}, {"a": "1", "b": "0.25"}),
+        (lambda x: {"a": x[:, None], "b": torch.stack([x, -x], dim=1)}, {"a": "1.0", "b_0": "1.0", "b_1": "-1.0"}),
         (
             lambda x: {"label": x.long(), "name": [f'of "{v:.0f}", ü' for v in x.tolist()]},
             {"label": "1", "name": 'of "1", ü'},
         ),
         (lambda x: {"text": [f"two\nlines {v}" for v in x.tolist()]}, {"text": "two\nlines 1.0"}),
     ],
-    ids=["whole", "truth", "two_dimensions", "dict", "strings", "lines"],
+    ids=["whole", "truth", "two_dimensions", "one_column", "dict", "dict_of_two_dimensions", "strings", "lines"],
 )
 def test_columns_are_those_of_what_the_model_returns(
     tmp_path: Path, function: Predict, expected: dict[str, str]

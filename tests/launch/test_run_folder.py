@@ -95,6 +95,48 @@ def test_a_chosen_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
         run_folder.take(tmp_path / "run")
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_mistake_leaves_the_records_of_a_folder_that_was_taken_up_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: bool
+) -> None:
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    run_folder.record(tmp_path, {"epochs": 60}, ["a=1"], {})
+    (tmp_path / "metrics.json").write_text("{}")
+    with run_state.recorded(tmp_path):
+        run_state.record_first_step(tmp_path)
+    before = {path: path.read_text() for path in tmp_path.iterdir()}
+    with pytest.raises(UserError), run_folder.restored_if_refused(tmp_path):
+        (tmp_path / "metrics.json").unlink()
+        (tmp_path / run_folder.RESUMED).write_text("again\n")
+        run_folder.record(tmp_path, {"epochs": 2}, ["a=1", "b=2"], {})
+        with run_state.recorded(tmp_path):
+            if trained:
+                run_state.record_first_step(tmp_path)
+            raise UserError("type a=2")
+    after = {path: path.read_text() for path in tmp_path.iterdir()}
+    assert (after == before) is not trained
+
+
+def test_a_mistake_before_a_resumed_run_begins_is_taken_back_too(tmp_path: Path) -> None:
+    with run_state.recorded(tmp_path):
+        run_state.record_first_step(tmp_path)
+    with pytest.raises(UserError), run_folder.restored_if_refused(tmp_path):
+        (tmp_path / run_folder.RESUMED).write_text("again\n")
+        raise UserError("type a=2")
+    assert [path.name for path in tmp_path.iterdir()] == [run_state.FILE]
+
+
+def test_a_chosen_folder_can_be_taken_again_after_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    (tmp_path / "notes.txt").write_text("mine")
+    for _ in range(2):
+        run_folder.take(tmp_path)
+        with pytest.raises(UserError, match="type a=2"), run_folder.restored_if_refused(tmp_path):
+            run_folder.record(tmp_path, {}, [], {})
+            raise UserError("type a=2")
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
 def refused(outputs: Path, error: BaseException, trained: bool = False, wrote: str | None = None) -> None:
     """A run that begins, and ends by an error, perhaps after a step or with a file."""
     made = run_folder.missing(outputs / "mlp")
@@ -148,12 +190,6 @@ def test_a_folder_whose_run_was_interrupted_before_it_was_written_down_goes(tmp_
         (folder / "config.yaml").write_text("a: 1")
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_is_not_the_runs_alone_stays(tmp_path: Path) -> None:
-    with pytest.raises(UserError), run_folder.removed_if_refused(tmp_path, None):
-        raise UserError("type a=2")
-    assert tmp_path.exists()
 
 
 def test_a_run_is_recorded_so_that_it_can_be_read_back(tmp_path: Path) -> None:

@@ -108,7 +108,8 @@ class ImageFolder(ImageDataModule):
             every: Listing = [(path, -1) for path in _pictures(self.folder)]
             self.train_set = self.val_set = self.test_set = self._dataset_of(every)
             return
-        classes = self.classes or self._class_folders()
+        has_folders = bool(_folders(self._split_folders()["train"]))  # else nothing says what a picture shows
+        classes = self.classes if self.classes and has_folders else self._class_folders()
         if self.num_classes not in (None, len(classes)):
             raise ValueError(
                 f"data.num_classes={self.num_classes} but {self.folder} has {len(classes)} classes: "

@@ -46,7 +46,7 @@ def forward_explained(model: L.LightningModule) -> Iterator[None]:
         raise UserError(
             f"{name} has no predict_step, so forward was given the whole batch, a {kind} of {len(batch)}, and failed "
             f"({type(error).__name__}: {str(error).partition(chr(10))[0]}): define def predict_step(self, batch, "
-            f"batch_idx): return self({took}).argmax(dim=1)"
+            f"batch_idx): return self({took})"
         ) from error
 
 

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -199,7 +199,8 @@ def _opened_run(
     A run that goes on (``resume=``, or a SLURM job that was requeued) has its folder already.
     """
     outputs = Path(composed.paths.outputs)
-    tell = print if chosen is None else None  # a sweep has told it for all its jobs
+    in_sweep = chosen is not None
+    tell = None if in_sweep else print  # a sweep has told it for all its jobs
     command = [kind, *overrides]
     again = requeue.remembered(outputs, command) if kind == "train" else None
     resumed = again or (Path(composed.resume) if composed.get("resume") else None)
@@ -213,7 +214,7 @@ def _opened_run(
     else:
         made = run_folder.missing(outputs / composed.name)
         folder = run_folder.claim(outputs / composed.name, "" if kind == "train" else f"{kind}_")
-    with resume.held(folder), run_folder.removed_if_refused(folder, made):
+    with resume.held(folder), _taken_back(folder, made, in_sweep):
         environment = run_folder.describe_environment()
         config = resume.stored_config(folder) if again else _plain(composed, overrides, folder, tell)
         if again:
@@ -232,6 +233,13 @@ def _opened_run(
         started_at = started_at or process_started_at()
         with run_state.recorded(folder):
             yield config, Run(folder, masked_arguments(overrides), environment, started_at, resumes=resumed is not None)
+
+
+def _taken_back(folder: Path, made: list[Path] | None, in_sweep: bool) -> AbstractContextManager[None]:
+    """What becomes of a run's folder that a mistake ends before its first step; a sweep's tells why the job failed."""
+    if in_sweep:
+        return nullcontext()
+    return run_folder.restored_if_refused(folder) if made is None else run_folder.removed_if_refused(folder, made)
 
 
 def _complete_of_requeued(composed: DictConfig, overrides: list[str], kind: str) -> Outcome | None:

@@ -23,8 +23,8 @@ Row = dict[str, Any]
 class PredictionWriter(BasePredictionWriter):
     """Each rank writes its rows as they come; at the end rank 0 merges the parts by the samples' index.
 
-    ``predict_step`` returns a tensor (B,) or (B, C), or a dict of tensors and lists of batch length. The file
-    appears whole, under its name, when all rows are in it.
+    ``predict_step`` returns a tensor (B,) or (B, C), or a dict of such and of lists of batch length; (B, C) becomes a
+    column for each of C. The file appears whole, under its name, when all rows are in it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -111,23 +111,32 @@ def _class_names(trainer: L.Trainer, columns: dict[str, list[Any]]) -> dict[str,
 def _columns(prediction: Any, model: str) -> dict[str, list[Any]]:
     """The columns of one batch, as lists of equal length."""
     if isinstance(prediction, Tensor) and prediction.ndim in (1, 2):
-        if prediction.ndim == 2:
-            prediction = {f"prediction_{c}": prediction[:, c] for c in range(prediction.shape[1])}
-        else:
-            prediction = {"prediction": prediction}
+        prediction = {"prediction": prediction}
     if not isinstance(prediction, dict) or not prediction:
         raise UserError(
             f"{model}.predict_step returns {type(prediction).__name__}: return a tensor (B,) or (B, C), or a dict of "
-            "tensors (B,)"
+            "such"
         )
+    prediction = {name: column for key, values in prediction.items() for name, column in _split(key, values)}
     for name, values in prediction.items():
         if not (isinstance(values, list | tuple) or (isinstance(values, Tensor) and values.ndim == 1)):
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            raise UserError(f"{model}.predict_step returns {name} as {shape}: return one value per sample, (B,)")
+            raise UserError(
+                f"{model}.predict_step returns {name} as {shape}: return one value per sample, (B,), or (B, C)"
+            )
     columns = {name: v.tolist() if isinstance(v, Tensor) else list(v) for name, v in prediction.items()}
     if len({len(column) for column in columns.values()}) != 1:
         raise UserError(f"{model}.predict_step returns columns of different lengths: return one value per sample")
     return columns
+
+
+def _split(name: str, values: Any) -> Iterator[tuple[str, Any]]:
+    """A column for each number of a sample: ``name_0``, ``name_1``; ``name`` where it is one."""
+    if not isinstance(values, Tensor) or values.ndim != 2:
+        yield name, values
+        return
+    for number, column in enumerate(values.unbind(dim=1)):
+        yield name if values.shape[1] == 1 else f"{name}_{number}", column
 
 
 def _merged(parts: list[TextIO]) -> Iterator[Row]:

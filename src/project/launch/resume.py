@@ -21,13 +21,13 @@ from omegaconf import OmegaConf
 from project.errors import UserError
 from project.launch.composition import config_folder
 from project.launch.from_checkpoint import is_group, quote_path, typed_overrides, untyped
+from project.launch.run_folder import RESUMED
 from project.launch.secrets import masked_arguments
 from project.launch.trust import check_targets, signature, trusted_packages
 
 if TYPE_CHECKING:
     from project.launch.run import Run
 
-RECORD = "resumed.jsonl"  # in the run folder: a line for each time it went on
 LOCK = ".lock"
 LENGTHS = ("trainer.max_epochs", "trainer.max_steps", "trainer.max_time")
 
@@ -166,7 +166,7 @@ def take_up(folder: Path, overrides: list[str], command: list[str]) -> None:
         "overrides": masked_arguments([text for text in overrides if not text.startswith("resume=")]),
         "command": masked_arguments(command),
     }
-    with (folder / RECORD).open("a") as file:
+    with (folder / RESUMED).open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 

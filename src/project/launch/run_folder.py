@@ -32,6 +32,9 @@ CLAIMED: list[Path] = []  # by this process, also what is no more
 # Of a run that has no state of its own any more to tell by; a pattern each.
 RESULTS = ("metrics.json", "predictions*", "checkpoints/*")
 
+RESUMED = "resumed.jsonl"  # a line for each time that a run went on
+RECORDS = ("config.yaml", "overrides.yaml", "environment.json", "metrics.json", RESUMED, run_state.FILE)
+
 
 def claim(parent: Path, prefix: str = "") -> Path:
     """Create ``<parent>/<prefix><date>_<time>``; a second run of the same second gets ``..._2``.
@@ -92,29 +95,51 @@ def missing(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def removed_if_refused(folder: Path, made: Sequence[Path] | None) -> Iterator[None]:
+def removed_if_refused(folder: Path, made: Sequence[Path]) -> Iterator[None]:
     """Let a run that its user's mistake ends before its first step leave nothing behind, as one that can't begin.
 
     With HYDRA_FULL_ERROR=1 its folder, with the ranks' logs, stays.
 
     Args:
         folder: Of the run.
-        made: Folders that were made for it, the innermost first; None where it is not this run's alone.
+        made: Folders that were made for it, the innermost first.
     """
     try:
         yield
     except BaseException as error:
-        if made is not None and _is_refused(folder, error):
+        has_results = any(path.stat().st_size for name in RESULTS for path in folder.glob(name))
+        if not has_results and _is_refused(folder, error):
             _remove(folder, made)
+        raise
+
+
+@contextmanager
+def restored_if_refused(folder: Path) -> Iterator[None]:
+    """Let a run that is so ended leave its records as they were, in a folder that it took up or that was chosen.
+
+    What was typed in vain must not stand in the way of what is typed next.
+    """
+    found = {name: folder / name for name in RECORDS if (folder / name).is_file()}
+    before = {name: path.read_bytes() for name, path in found.items() if path.stat().st_size}  # a claim is empty
+    try:
+        yield
+    except BaseException as error:
+        state = folder / run_state.FILE  # untouched: this time it has not come so far as to note that it begins
+        has_begun = state.is_file() and state.read_bytes() != before.get(run_state.FILE)
+        refused = _is_refused(folder, error) if has_begun else sentence(error) is not None
+        if refused:
+            for name in RECORDS:
+                if name in before:
+                    _write(folder / name, before[name].decode())
+                else:
+                    (folder / name).unlink(missing_ok=True)
         raise
 
 
 def _is_refused(folder: Path, error: BaseException) -> bool:
     known = run_state.read(folder)
-    if (known and known.trained) or any(path.stat().st_size for name in RESULTS for path in folder.glob(name)):
-        return False
     has_begun = known is not None or (folder / "ranks").exists()
-    return not has_begun or (sentence(error) is not None and not full_tracebacks())
+    return not (known and known.trained) and (not has_begun or (sentence(error) is not None and not full_tracebacks()))
 
 
 def _remove(folder: Path, made: Sequence[Path]) -> None:

@@ -15,8 +15,9 @@ from torch.utils.hooks import RemovableHandle
 from project.strategies.batches import batch_length
 
 # Two threads meet at the end of every operation, and where either is late (another process, a checkpoint's writer) the
-# other waits. Steps of the digits' MLP (33 MFLOP) took 0.96 to 1.1 ms with one thread of two shared cores and 1.06 to
-# 27 ms with both; by hand on quiet cores 0.54 and 0.46 ms, and 1.6 and 1.2 ms at 116 MFLOP.
+# other waits. Beside other work on two cores, steps of the digits' MLP (33 MFLOP) took 1.3 to 2.7 ms on average with
+# one thread, and 27 to 54 ms with two that spin; at best, 0.96 and 1.06 ms. A loop by hand took 0.54 and 0.44 ms at
+# best, and 1.6 and 1.2 ms at 116 MFLOP.
 FLOP_A_THREAD = 40e6  # of a step
 BACKWARD = 2  # times as much as forward
 COUNTED = 0.9  # of the parameters, below which what the model computes is not known

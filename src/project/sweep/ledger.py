@@ -13,11 +13,13 @@ import yaml
 
 from project.errors import UserError, did_you_mean
 from project.launch import run_state
+from project.launch.monitor_mode import direction
 from project.sweep.jobs import Job
 from project.sweep.results import as_csv, objective, read_outcome, read_row
 
 CONFIG = "config.yaml"
 LONG = ("state", "overrides")  # columns that may take several lines
+LEAST_WIDTH = 9  # of a column, with its frame
 IN_A_PIPE = 140  # columns of a table that no terminal shows
 Table = tuple[list[str], list[list[Any]]]
 
@@ -112,19 +114,28 @@ def best(runs: Iterable[LedgerRun], metric: str | None, mode: str | None) -> lis
     """Finished runs with a value, the best first.
 
     Raises:
-        UserError: they monitored different metrics and none was named, or none has a value.
+        UserError: they monitored different metrics and none was named, none has a value, or it is not known whether
+            more of it is better.
     """
-    chosen = [run for run in runs if run.state == "finished"]
-    if metric:
-        chosen = [by_metric(run, metric, mode) for run in chosen]
+    finished = [run for run in runs if run.state == "finished"]
+    chosen = [by_metric(run, metric, mode) for run in finished] if metric else finished
     metrics = sorted({run.metric for run in chosen if run.value is not None})
     if not metrics:
         what = f"--metric {metric}" if metric else "what they monitored"
         raise UserError(f"no finished run has a value of {what}: see python -m project.runs list")
     if len(metrics) > 1:
         raise UserError(f"these runs monitored {', '.join(metrics)}: type --metric {metrics[0]}")
-    sign = 1 if (mode or chosen[0].mode) == "min" else -1
+    sign = 1 if (mode or _mode(finished, metrics[0])) == "min" else -1
     return sorted((run for run in chosen if run.value is not None), key=lambda run: sign * (run.value or 0))
+
+
+def _mode(runs: Iterable[LedgerRun], metric: str) -> str:
+    """As the runs that monitored a metric say, or else its name."""
+    modes = {run.mode for run in runs if run.metric == metric}
+    mode = modes.pop() if len(modes) == 1 else direction(metric)
+    if mode is None:
+        raise UserError(f"whether more or less of {metric} is better is not known: type --mode max or --mode min")
+    return mode
 
 
 def overview(runs: Sequence[LedgerRun]) -> Table:
@@ -190,9 +201,12 @@ def rendered(header: Sequence[str], body: Sequence[Sequence[Any]], form: str) ->
 
     console = Console()
     width = console.width if console.is_terminal else IN_A_PIPE
+    names = max(len(line[0]) for line in [header, *cells])  # of the lines, without which their values say nothing
+    width = max(width, names + LEAST_WIDTH * (len(header) - 1) + 1)
     table = RichTable()
     for title in header:
-        table.add_column(title, overflow="fold", no_wrap=width >= IN_A_PIPE and title not in LONG)
+        is_whole = title == header[0] or (width >= IN_A_PIPE and title not in LONG)
+        table.add_column(title, overflow="fold", no_wrap=is_whole)
     for line in cells:
         table.add_row(*(Text(cell) for cell in line))
     text = io.StringIO()
