@@ -189,7 +189,8 @@ def single_value(text: str) -> str:
     space_of([override])  # Optuna can search it
     values = override.value()
     first = values.start if isinstance(values, IntervalSweep) else next(iter(override.sweep_string_iterator()))
-    return f"{override.key_or_group}={first}"
+    prefix = "+" if text.startswith("+") else ""
+    return f"{prefix}{override.key_or_group}={first}"
 
 
 def lists_runs(kit: Kit, shown: Shown) -> None:

@@ -99,7 +99,8 @@ def test_folders_that_were_there_and_a_chosen_one_stay(start: Start, tmp_path: P
     assert list((tmp_path / "outputs").iterdir()) == []
     command = start(*LONG, "monitor=val/nothing", "trainer.devices=1")
     assert command.wait() == 1
-    assert json.loads((command.folder / "state.json").read_text())["state"] == "failed"
+    assert command.folder.is_dir()
+    assert not (command.folder / "config.yaml").exists()  # the same folder can be typed again
 
 
 @pytest.mark.parametrize("devices", [1, 2])
