@@ -3,6 +3,7 @@
 import itertools
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -37,6 +38,15 @@ def test_contenders_of_a_group_run_in_turns_and_a_shared_one_runs_once_a_repeat(
     lines: list[str] = []
     compare(groups, 2, tmp_path / "runs", 30, lines.append)
     assert lines == ["1/2 a", "1/2 b", "1/2 c", "1/2 d", "2/2 b", "2/2 c", "2/2 a", "2/2 d"]
+
+
+def test_contenders_of_one_process_are_measured_together(tmp_path: Path) -> None:
+    both = contender("with", 2)
+    without = replace(contender("without", 3), process="with")
+    lines: list[str] = []
+    (row,) = compare([[Comparison("with by without", "step", both, without)]], 2, tmp_path / "runs", 30, lines.append)
+    assert lines == ["1/2 with", "2/2 with"]
+    assert row.times_as_fast == Spread(1.5, 1.5, 1.5)
 
 
 def test_failure_is_a_row_with_its_error_and_the_rest_goes_on(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from project.benchmarking.measure import Contender, MeasurementError, measure
+from project.benchmarking.measure import Contender, Measured, MeasurementError, measure
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ def compare(
 ) -> list[Row]:
     """Measure every contender ``repeats`` times, those of a group right after each other.
 
-    Within a group the order is rotated from repeat to repeat. Once a contender has failed, its rows carry its error,
+    Within a group the order is rotated from repeat to repeat; contenders of the same process, which reports on all of
+    them, share it. Once a contender has failed, its rows carry its error,
     and neither it nor what only those rows need is tried again.
 
     Args:
@@ -100,15 +101,18 @@ def compare(
     errors: dict[str, str] = {}
     for repeat in range(repeats):
         for group in groups:
+            done: dict[str, Measured] = {}
             for contender in _rotated(_contenders(group), repeat):
                 rows = [{c.candidate.name, c.reference.name} for c in group]
                 if not any(contender.name in row and not row & errors.keys() for row in rows):
                     continue
-                tell(f"{repeat + 1}/{repeats} {contender.name}")
-                own_folder = folder / str(repeat) / re.sub(r"[^\w.-]+", "_", contender.name)
+                process = contender.process or contender.name
                 try:
-                    measured = measure(contender, own_folder, timeout_s)
-                    seconds.setdefault(contender.name, []).append(contender.seconds(measured))
+                    if process not in done:
+                        tell(f"{repeat + 1}/{repeats} {process}")
+                        own_folder = folder / str(repeat) / re.sub(r"[^\w.-]+", "_", process)
+                        done[process] = measure(contender, own_folder, timeout_s)
+                    seconds.setdefault(contender.name, []).append(contender.seconds(done[process]))
                 except MeasurementError as error:
                     errors[contender.name] = f"{contender.name}: {error}"
     return [_row(comparison, seconds, errors) for group in groups for comparison in group]

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 
+from project.benchmarking import in_turns
 from project.benchmarking.compare import Comparison, compare
 from project.benchmarking.measure import (
     Contender,
@@ -39,6 +40,7 @@ def compare_overhead(
     tiny_batch_size: int,
     step_ms: list[float],
     measured_s: float,
+    turn_pairs: int,
     epochs: int,
     start_devices: int,
     repeats: int,
@@ -55,7 +57,8 @@ def compare_overhead(
         tiny_width: Units of the two hidden layers of the smallest net.
         tiny_batch_size: Its batch size.
         step_ms: Lengths of the longer steps; ranks, tracking and validation take the last.
-        measured_s: About how long steps are measured in each process.
+        measured_s: About how long steps are measured in each process, for tracking in each turn.
+        turn_pairs: Trainings with and without tracking in each of its processes.
         epochs: Measured epochs of the digits.
         start_devices: Ranks whose start is compared.
         repeats: Fresh processes for each side of each row.
@@ -81,7 +84,9 @@ def compare_overhead(
     if "ranks" in parts:
         groups.append(two_ranks(*sized(step_ms[-1], 2), step_ms[-1]))
     if "tracking" in parts:
-        groups += [tracking(*sized(step_ms[-1], devices), step_ms[-1], devices) for devices in (1, 2, 4)]
+        often_s = min(5.0, measured_s / 2)  # so that windows end while steps are measured: a little more than it costs
+        for devices in (1, 2, 4):
+            groups.append(tracking(*sized(step_ms[-1], devices), step_ms[-1], devices, turn_pairs, often_s))
     if "validation" in parts:
         wide, num_batches = sized(step_ms[-1], 1, "validate")
         short = training_config(config, batch_size, steps=1, val_batches=num_batches)
@@ -139,14 +144,21 @@ def two_ranks(config: Config, steps: int, length_ms: float) -> Group:
     return [Comparison(f"{what}: hand-written DDP", "step", ours, by_hand, 0.97)]
 
 
-def tracking(config: Config, steps: int, length_ms: float, devices: int) -> Group:
-    """The tracker that is on by default, against the same training without it."""
+def tracking(config: Config, steps: int, length_ms: float, devices: int, pairs: int, interval_s: float) -> Group:
+    """The tracker that is on by default, against the same training without it, in turns in the same processes."""
     what = f"{devices} rank{'s' if devices > 1 else ''}, steps of {length_ms:g} ms"
-    strategy = "ddp" if devices > 1 else "auto"
-    without = {name: node for name, node in config["callbacks"].items() if name != "tracker"}
-    on = template(f"tracking, {what}", config, steps, steps // 5, strategy=strategy, devices=devices)
-    off = template(
-        f"no tracking, {what}", config | {"callbacks": without}, steps, steps // 5, strategy=strategy, devices=devices
+    tracker = config["callbacks"]["tracker"] | {"interval_s": interval_s}
+    config = config | {"callbacks": config["callbacks"] | {"tracker": tracker}}
+    both = template(f"tracking, {what}", config, steps, 0, strategy="ddp" if devices > 1 else "auto", devices=devices)
+    on, off = (
+        replace(
+            both,
+            name=name,
+            arguments=["-m", "project.benchmarking.in_turns", "tracker", str(pairs)],
+            seconds=in_turns.seconds_per_step(side, steps // 5),
+            process=both.name,
+        )
+        for name, side in ((both.name, "with"), (f"no {both.name}", "without"))
     )
     return [Comparison(f"tracking, {what}: without", "step", on, off, 0.99)]
 

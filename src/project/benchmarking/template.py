@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -15,23 +16,27 @@ from project.errors import sentence
 from project.launch.job import run_job
 
 
-def train(task: Task) -> None:
-    callbacks = task.config.get("callbacks") or {}
+def run_template(function: str, config: dict[str, Any]) -> None:
+    """Run ``function`` (``module:name``) on every rank, as the command does; an error ends the process in a line."""
+    try:
+        run_job(function, OmegaConf.create(config), overrides=[])
+    except Exception as error:
+        text = sentence(error)
+        if text is None:
+            traceback.print_exc()
+        sys.exit(f"error: {text or error}")
+
+
+def with_step_times(task: Task) -> dict[str, Any]:
+    """The task's config with the callback that writes its report."""
     step_times = {
         "_target_": "project.benchmarking.step_times.StepTimes",
         "report": task.report,
         "steps": task.steps,
         "measure": task.measure,
     }
-    config = task.config | {"callbacks": {**callbacks, "step_times": step_times}}
-    run_job("project.train:train", OmegaConf.create(config), overrides=[])
+    return task.config | {"callbacks": {**(task.config.get("callbacks") or {}), "step_times": step_times}}
 
 
 if __name__ == "__main__":
-    try:
-        train(Task.from_command_line())
-    except Exception as error:
-        text = sentence(error)
-        if text is None:
-            traceback.print_exc()
-        sys.exit(f"error: {text or error}")
+    run_template("project.train:train", with_step_times(Task.from_command_line()))
