@@ -7,7 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,25 @@ LAUNCHERS = {
 }
 
 
+@pytest.fixture(scope="module")
+def alone(run: Any) -> Callable[[str, str], dict[str, float]]:
+    """The metrics of a job of the sweep that is run by itself."""
+
+    @cache
+    def metrics_of(lr: str, seed: str) -> dict[str, float]:
+        found: dict[str, float] = run(*SMALL, "logger=none", f"optimizer.lr={lr}", f"seed={seed}")[1]
+        return found
+
+    return metrics_of
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_sweep_is_the_same_under_every_launcher(
-    request: pytest.FixtureRequest, run_cli: Any, run: Any, tmp_path: Path, launcher: str
+    request: pytest.FixtureRequest,
+    run_cli: Any,
+    alone: Callable[[str, str], dict[str, float]],
+    tmp_path: Path,
+    launcher: str,
 ) -> None:
     env = {"OMP_NUM_THREADS": "1"}
     if launcher == "slurm":
@@ -63,8 +80,8 @@ def test_sweep_is_the_same_under_every_launcher(
     for row, folder in zip(rows, folders, strict=True):
         assert row["state"] == "finished"
         assert (folder / "ranks" / "rank_1.log").exists()
-        _, alone = run(*SMALL, "logger=none", f"optimizer.lr={row['optimizer.lr']}", f"seed={row['seed']}")
-        assert {name: float(row[name]) for name in alone} == pytest.approx(alone, abs=1e-6)
+        expected = alone(row["optimizer.lr"], row["seed"])
+        assert {name: float(row[name]) for name in expected} == pytest.approx(expected, abs=1e-6)
         assert hparams(folder) == {"optimizer.lr": float(row["optimizer.lr"]), "seed": float(row["seed"])}
     assert len({row["val/loss"] for row in rows}) == 4
     if launcher == "basic":
@@ -183,9 +200,19 @@ def test_tasks_of_srun_share_one_run_folder(slurm: Path, tmp_path: Path) -> None
 def test_batch_script_of_one_task_starts_its_own_ranks(slurm: Path, tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     script.write_text(f"#!/bin/bash\n{sys.executable} -m project.train {' '.join(FAST)} trainer.devices=2\n")
-    result = start(["sbatch", "--wait", "--ntasks", "1", "--cpus-per-task", "2", str(script)], tmp_path)
-    assert result.returncode == 0, result.stderr + "".join(p.read_text() for p in tmp_path.glob("slurm-*.out"))
+    submitted = start(["sbatch", "--parsable", "--ntasks", "1", "--cpus-per-task", "2", str(script)], tmp_path)
+    assert submitted.returncode == 0, submitted.stderr
+    end = time.monotonic() + 120  # sbatch --wait would look after 2, 6, 14, 30 and 62 s
+    while not (state := state_of(submitted.stdout.strip())).startswith(("COMPLETED", "FAILED")):
+        assert time.monotonic() < end, state
+        time.sleep(0.2)
+    assert state == "COMPLETED", "".join(p.read_text() for p in tmp_path.glob("slurm-*.out"))
     check_two_ranks(tmp_path)
+
+
+def state_of(job: str) -> str:
+    told = subprocess.check_output(["scontrol", "show", "job", job], text=True)
+    return next(word.removeprefix("JobState=") for word in told.split() if word.startswith("JobState="))
 
 
 def start(command: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
