@@ -21,22 +21,14 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
     from project.data.sharing import share
     from project.launch.build import build, build_all
     from project.launch.capabilities import untestable
-    from project.launch.checkpoint import ConfigInCheckpoint, best_checkpoint, loading
+    from project.launch.checkpoint import best_checkpoint, loading
     from project.launch.ending import ended_early
-    from project.launch.final_validation import FinalValidation
     from project.launch.full_disk import spare_curves
-    from project.launch.last_window import LastWindow
-    from project.launch.loops import install
-    from project.launch.model_summary import summary_of
-    from project.launch.monitor import MonitorCheck
-    from project.launch.progress_display import display_of
-    from project.launch.rank import cluster_environment
     from project.launch.rank_states import RankStates
     from project.launch.run_folder import write_metrics
-    from project.launch.step_threads import StepThreads
-    from project.strategies.checkpoint_files import CheckpointFiles
+    from project.launch.trainer import build_trainer
     from project.strategies.sharded_checkpoint import consolidate_all
-    from project.sweep.pruning import pruning
+    from project.sweep.pruning import was_pruned
     from project.tracking.hparams import select_hparams
 
     start = resume_point(run, config)
@@ -50,29 +42,8 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
     loggers = build_all(config, "logger")
     if run.resumes:
         continue_curves(loggers, start, run.rank)
-    of_search = pruning(config)
     states = RankStates(config["seed"])
-    callbacks = build_all(config, "callbacks")
-    trainer: L.Trainer = build(
-        config,
-        "trainer",
-        default_root_dir=run.folder,
-        callbacks=[
-            MonitorCheck(config["monitor"], config["mode"]),
-            states,
-            StepThreads(config["launch"]["threads_per_rank"]),
-            FinalValidation(),
-            LastWindow(),
-            *callbacks,
-            *display_of(config, callbacks),
-            *summary_of(config, callbacks),
-            *of_search,
-            ConfigInCheckpoint(masked(config)),
-        ],
-        logger=loggers,
-        plugins=[cluster_environment(), CheckpointFiles()],
-    )
-    install(trainer)  # loops that can be saved, stopped and resumed between any two steps
+    trainer = build_trainer(config, run, states, loggers)
     with trainer.precision_plugin.module_init_context():  # 64-true weights are float64 from the start
         model = build(config, "model")
     for logger in loggers:
@@ -88,7 +59,7 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
 
     if (lacks := untestable(model, datamodule)) and config["test"] and run.rank == 0:
         print(f"Not tested, because {lacks}: define it, or type test=false")
-    if config["test"] and not lacks and not any(callback.pruned for callback in of_search):
+    if config["test"] and not lacks and not was_pruned(trainer):
         # Without a checkpoint (callbacks=none) the weights in memory are the ones to test.
         trainer.test(
             model, datamodule=datamodule, ckpt_path=best.path if best else None, verbose=False, weights_only=True

@@ -26,15 +26,9 @@ WITHOUT_TORCH = ("scipy.signal", "hydra.utils", "matplotlib.figure")
 
 # What a training imports besides; a server does so ahead of many.
 NEEDED_BY_TRAINING = (
-    "project.launch.final_validation",
-    "project.launch.last_window",
-    "project.launch.loops",
-    "project.launch.model_summary",
-    "project.launch.monitor",
-    "project.launch.progress_display",
+    "project.launch.trainer",
     "project.models.nets",
     "project.strategies.sharded_checkpoint",
-    "project.sweep.pruning",
     "project.tracking.hparams",
 )
 

@@ -59,7 +59,7 @@ class Outcome:
         ended_early: str | None = None,
     ) -> Outcome:
         """The outcome of a finished training."""
-        from project.sweep.pruning import TrialPruning
+        from project.sweep.pruning import was_pruned
         from project.tracking.curves import TrainingCurves
         from project.tracking.tracker import Tracker
 
@@ -80,5 +80,5 @@ class Outcome:
             train_s=curves.train_s if curves else None,
             samples_per_s=curves.samples_per_s if curves else None,
             diagnosis=tracker.diagnosis.lines() if tracker and tracker.diagnosis else [],
-            pruned=any(isinstance(c, TrialPruning) and c.pruned for c in trainer.callbacks),  # type: ignore[attr-defined]
+            pruned=was_pruned(trainer),
         )

@@ -27,6 +27,11 @@ def pruning(config: Config) -> list[TrialPruning]:
     return [TrialPruning(config["monitor"], settings["pruner"], **{key: job[key] for key in job if key != "varied"})]
 
 
+def was_pruned(trainer: L.Trainer) -> bool:
+    """Whether the search has ended its training."""
+    return any(isinstance(callback, TrialPruning) and callback.pruned for callback in trainer.callbacks)  # type: ignore[attr-defined]
+
+
 class TrialPruning(Callback):
     """Reports the monitored metric to Optuna after every validation, and ends the training where Optuna says so.
 
