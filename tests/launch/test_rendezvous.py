@@ -1,6 +1,7 @@
 """Ranks find those of their own start, and every group waits as long as the config says."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -39,12 +40,11 @@ def test_ranks_that_start_again_do_not_find_what_former_ranks_left(monkeypatch: 
         "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    stores = []
+    stores: list[Any] = []
     for start in ("0", "0", "1"):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", start)
         stores.append(own_store(TIMEOUT))
     first, beside, again = stores
-    assert first is not None and beside is not None and again is not None
     first.set("address", "here")
     assert beside.check(["address"])
     assert not again.check(["address"])

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-import torch.distributed as dist
-from torch.distributed import distributed_c10d
+from torch.distributed import PrefixStore, Store, TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
 
-def own_store(timeout: timedelta) -> dist.Store | None:
+def own_store(timeout: timedelta) -> Store | None:
     """The part of torchrun's store that belongs to this start of the ranks; None where torch makes a store anew.
 
     torchrun keeps one store for all starts, and ranks that start again would look for those that died, by the addresses
@@ -22,8 +21,8 @@ def own_store(timeout: timedelta) -> dist.Store | None:
     if not is_kept or world_size != int(os.environ["LOCAL_WORLD_SIZE"]):
         return None
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(host, port, world_size, is_master=False, timeout=timeout)
-    return dist.PrefixStore(f"start_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    store = TCPStore(host, port, world_size, is_master=False, timeout=timeout)
+    return PrefixStore(f"start_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
 
 
 @contextmanager
