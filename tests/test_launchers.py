@@ -190,6 +190,15 @@ def test_torchrun_with_another_number_of_ranks_is_told(tmp_path: Path) -> None:
     assert "type trainer.devices=2" in result.stderr
 
 
+def test_mistake_under_torchrun_is_told_at_each_start_and_leaves_nothing(tmp_path: Path) -> None:
+    torchrun = [*TORCHRUN, "--log-dir", str(tmp_path / "torchrun"), "--standalone", "--max-restarts", "1"]
+    result = start([*torchrun, "-m", "project.train", *FAST, "trainer.devices=2", "monitor=val/nothing"], tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.count("error: monitor=val/nothing is not among what ImageClassifier logs") == 2
+    assert "Gloo" not in result.stderr  # ranks of the second start do not wait for those of the first
+    assert [path.name for path in tmp_path.iterdir()] == ["torchrun"]
+
+
 def test_tasks_of_srun_share_one_run_folder(slurm: Path, tmp_path: Path) -> None:
     command = ["srun", "--ntasks", "2", "--overcommit", sys.executable, "-m", "project.train"]
     result = start([*command, *FAST, "trainer.devices=2"], tmp_path)

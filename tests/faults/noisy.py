@@ -106,6 +106,13 @@ class NoisyModel(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val/loss"}}
 
 
+class PlainSGD(NoisyModel):
+    """Its optimizer keeps no state."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
 def misbehave(what: str) -> None:
     """What a rank may do in the middle of a step."""
     if what == "raise":

@@ -286,8 +286,7 @@ def test_ranks_of_torchrun_that_start_again_go_on_in_their_folder(tmp_path: Path
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1",
         "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "project.train", *options,
     ]  # fmt: skip
-    # Without the variable torch 2.13 starts the ranks again with addresses of those that died.
-    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    env = {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         command, cwd=tmp_path, env=os.environ | env, capture_output=True, text=True, timeout=100, check=False
     )

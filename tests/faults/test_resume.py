@@ -122,6 +122,37 @@ def test_batches_cant_change_inside_an_epoch(tmp_path: Path) -> None:
         train(tmp_path / "run", "++model.at=-1", "data.batch_size=24")
 
 
+LOCAL = ("trainer/strategy=ddp_local_sgd", "trainer.strategy.start_step=2", "trainer.strategy.period=3")
+
+
+def test_local_steps_go_on_at_their_place_between_two_averages(tmp_path: Path) -> None:
+    options = (*LOCAL, "trainer.devices=2", "callbacks=default", "model._target_=faults.noisy.PlainSGD")
+    train(tmp_path / "whole", *OPTIONS, *options)
+    killed(tmp_path / "run", *options)
+    train(tmp_path / "run", "++model.at=-1")
+    assert differences(last(tmp_path / "whole"), last(tmp_path / "run")) == []
+    assert "Going on with rank 0's" not in (tmp_path / "run" / "ranks" / "rank_0.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "told"),
+    [
+        (LOCAL, "Going on with rank 0's optimizer state on all ranks"),
+        (
+            ("trainer/strategy=ddp_powersgd", "trainer.strategy.start_step=2"),
+            "Going on without the errors that PowerSGD carried over",
+        ),
+    ],
+)
+def test_what_ranks_held_and_no_checkpoint_holds_is_told(tmp_path: Path, strategy: Any, told: str) -> None:
+    killed(tmp_path / "run", *strategy, "trainer.devices=2", "callbacks=default")
+    log = tmp_path / "run" / "ranks" / "rank_0.log"
+    assert told not in log.read_text()
+    train(tmp_path / "run", "++model.at=-1")
+    assert log.read_text().count(told) == 1
+    assert last(tmp_path / "run")["global_step"] == 36
+
+
 def test_damaged_checkpoints_are_told_and_the_one_before_is_taken(tmp_path: Path) -> None:
     train(tmp_path / "whole", *OPTIONS)
     for name, damage in {"truncated": truncate, "flipped": flip}.items():

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from project.launch import requeue
+from project.errors import UserError
+from project.launch import requeue, run_state
 
 COMMAND = ["train", "seed=1"]
 
@@ -23,18 +24,38 @@ def test_run_is_found_by_the_same_command_of_the_same_job_that_started_again(
 ) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    requeue.remember(tmp_path, COMMAND, folder)
-    assert list(tmp_path.iterdir()) == [folder]  # no job, nothing to remember
+    with requeue.noted(tmp_path, COMMAND, folder):
+        assert list(tmp_path.iterdir()) == [folder]  # no job, nothing to remember
     job = "SLURM_JOB_ID" if launcher == "SLURM" else "TORCHELASTIC_RUN_ID"
     monkeypatch.setenv(job, "7")
-    requeue.remember(tmp_path, COMMAND, folder)
-    (folder / "config.yaml").touch()
+    with requeue.noted(tmp_path, COMMAND, folder):
+        (folder / "config.yaml").touch()
     assert requeue.remembered(tmp_path, COMMAND) is None  # not started again
     monkeypatch.setenv(f"{launcher}_RESTART_COUNT", "1")
     assert requeue.remembered(tmp_path, COMMAND) == folder
     assert requeue.remembered(tmp_path, ["train", "seed=2"]) is None
     monkeypatch.setenv(job, "8")
     assert requeue.remembered(tmp_path, COMMAND) is None
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("others", [True, False])
+def test_a_run_that_a_mistake_ends_before_its_first_step_is_not_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: bool, others: bool
+) -> None:
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
+    folder, notes = tmp_path / "run", tmp_path / ".jobs"
+    folder.mkdir()
+    if others:
+        notes.mkdir()
+        (notes / "of_another").touch()
+    with pytest.raises(UserError), requeue.noted(tmp_path, COMMAND, folder), run_state.recorded(folder):
+        if trained:
+            run_state.record_first_step(folder)
+        raise UserError("type a=2")
+    assert notes.exists() is (trained or others)
+    assert len(list(tmp_path.glob(".jobs/*"))) == trained + others
 
 
 @pytest.mark.parametrize(

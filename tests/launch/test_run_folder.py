@@ -184,6 +184,33 @@ def test_other_ends_leave_the_folder(
     assert json.loads(state.read_text())["trained"] == trained
 
 
+@pytest.mark.parametrize("order", ["abc", "bca", "cba"])
+@pytest.mark.parametrize("there", [True, False])
+def test_of_runs_that_are_refused_together_the_last_takes_the_folders_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str, there: bool
+) -> None:
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    kept = tmp_path / "outputs" / "mlp" if there else tmp_path
+    if there:
+        (kept / "of_a_run").mkdir(parents=True)
+    before = set(tmp_path.rglob("*"))
+    begun = {}
+    for name in "abc":
+        made = run_folder.missing(tmp_path / "outputs" / "mlp")
+        begun[name] = run_folder.claim(tmp_path / "outputs" / "mlp"), made
+    for name in order:
+        folder, made = begun[name]
+        with pytest.raises(UserError), run_folder.removed_if_refused(folder, made), run_state.recorded(folder):
+            raise UserError("type a=2")
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_the_folder_in_which_the_user_is_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_folder.claim(tmp_path / "mlp")
+    assert run_folder.missing(Path("mlp")) == [tmp_path / "mlp"]
+
+
 def test_a_folder_whose_run_was_interrupted_before_it_was_written_down_goes(tmp_path: Path) -> None:
     folder = run_folder.claim(tmp_path)
     with pytest.raises(KeyboardInterrupt), run_folder.removed_if_refused(folder, []):

@@ -95,6 +95,30 @@ def test_a_compiled_model_is_not_counted(tmp_path: Path, in_place: bool) -> None
     assert fit(tmp_path, StepThreads("auto"), net) == [2, 2, 2, 2]
 
 
+@pytest.mark.filterwarnings("error:Using `torch.compile")  # torch's, of hooks on all modules
+def test_a_net_that_is_compiled_aside_stays_in_one_piece_and_is_not_counted(tmp_path: Path) -> None:
+    graphs: list[list[str]] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append([node.target.__name__ for node in graph.graph.nodes if node.op == "call_function"])
+        return graph.forward
+
+    class Aside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = wide(8)
+            self.compiled = [torch.compile(self.net, backend=backend)]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = self.compiled[0](x)
+            return output
+
+    callback = StepThreads("auto")
+    assert fit(tmp_path, callback, Aside()) == [2, 2, 2, 2]
+    assert callback.state_dict() == {"flop": None}
+    assert {tuple(names) for names in graphs} == {("linear", "relu", "linear", "linear")}
+
+
 def test_a_run_that_goes_on_with_a_validation_has_its_threads_already() -> None:
     callback = StepThreads("auto")
     callback.load_state_dict({"flop": 1.0})

@@ -45,7 +45,6 @@ def test_what_all_jobs_would_be_refused_for_is_told_once_and_leaves_no_folder(
         "trainer.max_epochs=0,1",
         pytest.param("trainer.max_epochs=0,1,0", marks=slow),  # by the first and the last alone one would not know
         pytest.param("callbacks=pruning trainer/strategy=fsdp,ddp,fsdp", marks=slow),
-        pytest.param("optimizer.lr=-1,-2", marks=slow),
         pytest.param("data.batch_size=range(63,66) trainer.devices=2 trainer.accelerator=cpu", marks=slow),
     ],
 )
@@ -58,6 +57,40 @@ def test_what_some_values_are_refused_for_is_left_to_their_jobs(run_sweep: RunSw
 
     run_sweep(note, *overrides.split())
     assert len(numbers) >= 2
+
+
+def test_jobs_of_a_grid_that_are_all_refused_each_in_its_own_words_are_told_together_and_leave_no_folder(
+    run_sweep: RunSweep, tmp_path: Path
+) -> None:
+    typed = "data.batch_size=63,65 trainer.devices=2 trainer.accelerator=cpu seed=1,2"
+    with pytest.raises(UserError, match="^all 4 jobs of the sweep would be refused:\n") as caught:
+        run_sweep(ran, *typed.split())
+    assert [line.split(" is ")[0] for line in str(caught.value).splitlines()[1:]] == [
+        f"  batch_size={size},seed={seed}: data.batch_size={size}" for size in (63, 65) for seed in (1, 2)
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_jobs_of_a_grid_that_will_be_refused_are_told_before_the_others_run(
+    run_sweep: RunSweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+
+    def note(config: DictConfig) -> float:
+        told.append(capsys.readouterr().out)
+        return 1.0
+
+    run_sweep(note, "data.batch_size=64,63", "trainer.devices=1,2", "trainer.accelerator=cpu")
+    assert told[0].startswith(
+        "1 of 4 jobs will be refused:\n  batch_size=63,devices=2: data.batch_size=63 is the global"
+    )
+    assert len(told) == 4  # these only pretend to train
+
+
+@slow
+def test_of_many_refused_jobs_some_are_shown(run_sweep: RunSweep) -> None:
+    with pytest.raises(UserError, match=r"all 12 jobs[^$]*data\.batch_size=85 [^\n]*\n  and 2 more$"):
+        run_sweep(ran, "data.batch_size=range(67,90,2)", "trainer.devices=2", "trainer.accelerator=cpu")
 
 
 @slow

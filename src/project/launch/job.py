@@ -228,10 +228,8 @@ def _opened_run(
         check_unmasked(config, "the run's config" if resumed else "the checkpoint's config")
         environment["signature"] = trust.signature(masked(config))
         run_folder.record(folder, config, overrides, environment)
-        if kind == "train":
-            requeue.remember(outputs, command, folder)
         started_at = started_at or process_started_at()
-        with run_state.recorded(folder):
+        with requeue.noted(outputs, command, folder) if kind == "train" else nullcontext(), run_state.recorded(folder):
             yield config, Run(folder, masked_arguments(overrides), environment, started_at, resumes=resumed is not None)
 
 

@@ -6,8 +6,11 @@ import hashlib
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from project.launch.run_folder import is_refused
 
 # What SLURM is asked to send before the end (--signal); SIGTERM may be scancel's, after which nothing should start.
 WARNINGS = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
@@ -34,12 +37,23 @@ def requeue(signum: int) -> str | None:
     return f"SLURM's job {job} could not be requeued ({why})" if why else f"SLURM's job {job} is in the queue again"
 
 
-def remember(outputs: Path, command: Sequence[str], folder: Path) -> None:
-    """Note which run folder this command has in this job."""
-    if job_id() is not None:
-        note = _note(outputs, command)
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(str(folder.resolve()))
+@contextmanager
+def noted(outputs: Path, command: Sequence[str], folder: Path) -> Iterator[None]:
+    """Note which run folder this command has in this job, unless a mistake ends the run before its first step."""
+    if job_id() is None:
+        yield
+        return
+    note = _note(outputs, command)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(str(folder.resolve()))
+    try:
+        yield
+    except BaseException as error:
+        if is_refused(folder, error):
+            note.unlink(missing_ok=True)
+            with suppress(OSError):  # other jobs have notes there
+                note.parent.rmdir()
+        raise
 
 
 def remembered(outputs: Path, command: Sequence[str]) -> Path | None:

@@ -90,8 +90,17 @@ def take(folder: Path) -> Path:
 
 
 def missing(folder: Path) -> list[Path]:
-    """The folder and those that it lies in, as far as they are not there yet; the innermost first."""
-    return [path for path in (folder, *folder.parents) if not path.exists()]
+    """The folder and those that it lies in, as far as they are not there yet; the innermost first.
+
+    The first two also where other runs are in them: of runs that are refused together, the last is to take them away.
+    """
+    folder = folder.absolute()
+    with_others = [path for path in (folder, folder.parent) if path.is_dir() and any(path.iterdir())]
+    return [
+        path
+        for path in (folder, *folder.parents)
+        if not path.exists() or (path in with_others and not Path.cwd().is_relative_to(path))
+    ]
 
 
 @contextmanager
@@ -108,7 +117,7 @@ def removed_if_refused(folder: Path, made: Sequence[Path]) -> Iterator[None]:
         yield
     except BaseException as error:
         has_results = any(path.stat().st_size for name in RESULTS for path in folder.glob(name))
-        if not has_results and _is_refused(folder, error):
+        if not has_results and is_refused(folder, error):
             _remove(folder, made)
         raise
 
@@ -126,7 +135,7 @@ def restored_if_refused(folder: Path) -> Iterator[None]:
     except BaseException as error:
         state = folder / run_state.FILE  # untouched: this time it has not come so far as to note that it begins
         has_begun = state.is_file() and state.read_bytes() != before.get(run_state.FILE)
-        refused = _is_refused(folder, error) if has_begun else sentence(error) is not None
+        refused = is_refused(folder, error) if has_begun else sentence(error) is not None
         if refused:
             for name in RECORDS:
                 if name in before:
@@ -136,7 +145,8 @@ def restored_if_refused(folder: Path) -> Iterator[None]:
         raise
 
 
-def _is_refused(folder: Path, error: BaseException) -> bool:
+def is_refused(folder: Path, error: BaseException) -> bool:
+    """Whether the error that ends the run in this folder is its user's mistake, told before the first step."""
     known = run_state.read(folder)
     has_begun = known is not None or (folder / "ranks").exists()
     return not (known and known.trained) and (not has_begun or (sentence(error) is not None and not full_tracebacks()))

@@ -9,8 +9,6 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
-from torch.utils.hooks import RemovableHandle
 
 from project.strategies.batches import batch_length
 
@@ -49,7 +47,7 @@ class StepThreads(Callback):
         # A compiled model would be compiled anew for the hook, and replicas in one process don't share threads so.
         is_alone = trainer.num_devices == 1 or trainer.world_size > 1
         if self._adapts(trainer) and is_alone and not any(map(_is_compiled, pl_module.modules())):
-            self._forward = _Forward()
+            self._forward = _Forward(pl_module)
 
     def _adapts(self, trainer: L.Trainer) -> bool:
         return self._is_open and trainer.strategy.root_device.type == "cpu"
@@ -60,7 +58,7 @@ class StepThreads(Callback):
 
     def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._forward is not None:
-            self._forward.handle.remove()
+            self._forward.end()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._flop is not None:  # a run that goes on, maybe with a validation
@@ -85,7 +83,7 @@ class StepThreads(Callback):
 
     def on_exception(self, *_: Any) -> None:
         if self._forward is not None:
-            self._forward.handle.remove()
+            self._forward.end()
         self._restore()
 
     def _restore(self) -> None:
@@ -106,15 +104,22 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 class _Forward:
-    """Counts what modules compute, from now until ``handle`` is removed."""
+    """Counts what a model's modules compute, from now until its ``end``."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.samples = 0
         self._flop = 0.0
         self._counted: dict[int, int] = {}  # elements of the parameters that had a part
-        self.handle: RemovableHandle = register_module_forward_hook(self._add)
+        # Not one for all modules, of which torch.compile warns.
+        self._handles = [module.register_forward_hook(self._add) for module in model.modules()]
+
+    def end(self) -> None:
+        for handle in self._handles:
+            handle.remove()
 
     def _add(self, module: nn.Module, _: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return  # a net that is compiled aside, where it is no module of the model, stays in one piece
         own = list(module.parameters(recurse=False))
         weight = getattr(module, "weight", None)
         if not own or not isinstance(weight, Tensor) or not isinstance(output, Tensor):

@@ -45,6 +45,20 @@ class CompressedDDPStrategy(DDPStrategy):
         self.hook = hook
         self.rank = rank
         self.start_step = start_step
+        self._state: powerSGD_hook.PowerSGDState | None = None
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        step = _steps_before(self)
+        if self._state is None or not step:
+            return
+        self._state.iter = min(step, self.start_step - 2)  # two steps, as at the start, until DDP has its buckets
+        if step > self.start_step and self.is_global_zero:
+            print(
+                "Going on without the errors that PowerSGD carried over, which each rank had of its own and no "
+                "checkpoint holds: it compresses again after two steps",
+                flush=True,
+            )
 
     def _register_ddp_hooks(self) -> None:
         assert isinstance(self.model, DistributedDataParallel)
@@ -57,6 +71,7 @@ class CompressedDDPStrategy(DDPStrategy):
                 batch_tensors_with_same_shape=True,
             )
             self.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+            self._state = state
         elif self.hook == "fp16":
             self.model.register_comm_hook(None, default_hooks.fp16_compress_hook)
         elif self.root_device.type == "cuda":
@@ -96,7 +111,21 @@ class LocalSGDStrategy(DDPStrategy):
         self.period = period
         self.start_step = start_step
         self.group = group
+        self._state: Any = None
         self._averager: PeriodicModelAverager | None = None
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        step = _steps_before(self)
+        if self._averager is None or not step:
+            return
+        self._state.iter = self._averager.step = step
+        if step > self.start_step and self.is_global_zero and any(self.optimizers[0].state.values()):
+            print(
+                "Going on with rank 0's optimizer state on all ranks: under local SGD each had one of its own, and a "
+                "checkpoint holds one",
+                flush=True,
+            )
 
     def _register_ddp_hooks(self) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
@@ -116,6 +145,7 @@ class LocalSGDStrategy(DDPStrategy):
             post_local_gradient_allreduce=size > 1,
         )
         self.model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+        self._state = state
         self._averager = PeriodicModelAverager(period=self.period, warmup_steps=self.start_step)
 
     def setup_optimizers(self, trainer: L.Trainer) -> None:
@@ -152,3 +182,9 @@ class LocalSGDStrategy(DDPStrategy):
         assert self.model is not None
         for parameter in self.model.parameters():
             dist.all_reduce(parameter.data.div_(self.world_size))
+
+
+def _steps_before(strategy: DDPStrategy) -> int:
+    """Steps of a run that goes on; 0 of a new one."""
+    assert strategy.lightning_module is not None
+    return strategy.lightning_module.trainer.global_step

@@ -139,9 +139,7 @@ class ShardedStrategy(MeshStrategy):
     @cached_property
     def _writers(self) -> dist.ProcessGroup:
         """All ranks once more, on the CPU: what they send to write shards is apart from what the training sends."""
-        assert dist.group.WORLD is not None
-        timeout = dist.group.WORLD._get_backend(self.root_device).options._timeout  # which a new group does not take
-        group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout, group_desc=OWN_GROUP)
+        group: dist.ProcessGroup = dist.new_group(backend="gloo", group_desc=OWN_GROUP)
         return group
 
     def lightning_module_state_dict(self) -> dict[str, Any]:

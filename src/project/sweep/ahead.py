@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from hydra.core.config_loader import ConfigLoader
@@ -19,6 +20,7 @@ from project.sweep.space import bounds
 # Launchers whose jobs find the devices that are found here.
 HERE = (".BasicLauncher", ".JoblibLauncher")
 DECIDES = ("monitor", "mode")
+SHOWN = 10  # jobs with their reasons, at most
 
 
 def check_compared(sweeps: Sequence[Override], objectives: object) -> None:
@@ -57,6 +59,21 @@ def check_jobs(loader: ConfigLoader, master: DictConfig, fixed: list[str], sweep
         print(line, flush=True)
 
 
+def check_each(master: DictConfig, composed: Iterable[tuple[str, DictConfig]]) -> None:
+    """Check every job of a grid, by its name and its config, and say at once which would be refused.
+
+    Raises:
+        UserError: all would be.
+    """
+    found = [(name, _refusal_of(copy.deepcopy(config), master, {})) for name, config in composed]
+    refused = [f"  {name}: {reason}" for name, reason in found if reason is not None]
+    lines = refused[:SHOWN] + [f"  and {len(refused) - SHOWN} more"] * (len(refused) > SHOWN)
+    if refused and len(refused) == len(found):
+        raise UserError("\n".join([f"all {len(found)} jobs of the sweep would be refused:", *lines]))
+    if refused:
+        print("\n".join([f"{len(refused)} of {len(found)} jobs will be refused:", *lines]), flush=True)
+
+
 def _samples(sweeps: Sequence[Override]) -> list[dict[str, str]]:
     """What varies, in a job of the first values, in one of the last, and in one for each further choice."""
     values = {sweep.get_key_element(): _values(sweep) for sweep in sweeps}
@@ -81,14 +98,20 @@ def _values(sweep: Override) -> list[str]:
 
 def _refusal(loader: ConfigLoader, master: DictConfig, overrides: list[str], told: dict[str, None]) -> str | None:
     """Why a job would be refused before it begins; None where it would not be, or for another reason than a mistake."""
-    from project.launch.job import checked, count_ranks  # here: single runs import this module too
-
-    command = str(master.hydra.job.config_name).partition("_")[0]  # evaluate_checkpoint is composed for evaluate
-    is_here = str(master.hydra.launcher._target_).endswith(HERE) and devices.started_by() is None
     try:
         composed = loader.load_sweep_config(master, overrides)
     except Exception:  # told where all jobs are composed; in a search it may be of this one alone
         return None
+    return _refusal_of(composed, master, told)
+
+
+def _refusal_of(composed: DictConfig, master: DictConfig, told: dict[str, None]) -> str | None:
+    """The same of a job's config, which this changes."""
+    from project.launch.job import checked, count_ranks  # here: single runs import this module too
+
+    command = str(master.hydra.job.config_name).partition("_")[0]  # evaluate_checkpoint is composed for evaluate
+    is_here = str(master.hydra.launcher._target_).endswith(HERE) and devices.started_by() is None
+    overrides = list(composed.hydra.overrides.task)
     with read_write(composed), open_dict(composed):
         del composed["hydra"]
         if not is_here and OmegaConf.select(composed, "trainer.accelerator") in ("auto", "gpu"):

@@ -8,7 +8,7 @@ import random
 import shlex
 import sys
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from project.launch import agent, run_folder, run_state
 from project.launch.composition import experiment_file
 from project.launch.preflight import extra_of
 from project.launch.summary import shorten
-from project.sweep.ahead import DECIDES, check_compared, check_jobs
+from project.sweep.ahead import DECIDES, check_compared, check_each, check_jobs
 from project.sweep.jobs import Job, all_combinations, quote
 from project.sweep.progress import Progress
 from project.sweep.record import FILE as SWEEP_FILE
@@ -202,8 +202,16 @@ class GridSweeper(FolderSweeper):
         jobs = [Job.of(number, chosen, record.folder) for number, chosen in enumerate(all_combinations(sweeps))]
         done = {job.number for job in record.jobs}
         planned = [(job, job.overrides(record.fixed) + _resume(job)) for job in jobs if job.number not in done]
-        composed = (self.composer.compose(self.config, overrides) for _, overrides in planned)
-        self._compare_alike(record, {f"{one.get('monitor')} {one.get('mode')}" for one in composed})
+        monitored: set[str] = set()
+
+        def composed() -> Iterator[tuple[str, DictConfig]]:
+            for job, overrides in planned:
+                one = self.composer.compose(self.config, overrides)
+                monitored.add(f"{one.get('monitor')} {one.get('mode')}")
+                yield job.name, one
+
+        check_each(self.config, composed())
+        self._compare_alike(record, monitored)
         if not planned:
             print(f"All {len(done)} jobs of the sweep are finished.", flush=True)
             return
