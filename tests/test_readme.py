@@ -210,9 +210,12 @@ def looks_at_machine(kit: Kit, shown: Shown) -> None:
 
 def renames(kit: Kit, shown: Shown) -> None:
     name, *target = arguments_of(shown.words)
+    # examples
     if "--without-examples" in target:  # tests/test_without_examples.py makes such a copy, and runs its tests
         assert "--without-examples" in kit.cli([*shown.words[:3], "--help"]).stdout
-    elif not target:  # in place: tests/test_rename.py does that, in a copy
+        return
+    # /examples
+    if not target:  # in place: tests/test_rename.py does that, in a copy
         assert name.isidentifier()
     else:
         result = kit.run_cli("rename", name, "../renamed", cwd=kit.folder / "outputs")  # where no my_lab.py is

@@ -126,7 +126,7 @@ def test_what_is_typed_wins_over_the_experiment(compose: Compose) -> None:
         ("modle/net=mlp", "modle/net is not in the config: did you mean model/net?"),
         ("trainer.zzz=1", "did you mean trainer? To add a new key type +trainer.zzz=VALUE"),
         ("zzz=1", "zzz is not in the config: leave it out, or add it to the class that takes it, as in +model.zzz=V"),
-        ("data=synthetic data.lenth=9", "data.lenth is not in the config: did you mean data.length?"),
+        ("data=synthetic data.lengths=9", "data.lengths is not in the config: did you mean data.length?"),
         ("ckpt_path=x", "ckpt_path is not in the config: type resume=FOLDER to go on with a run"),
     ],
 )
@@ -175,7 +175,7 @@ def test_an_unknown_key_to_delete_comes_with_the_nearest(compose: Compose, overr
         ("model/net=mpl", "type model/net=mlp"),
         ("trainer/strategy=dpd", "type trainer/strategy=d"),
         ("experiment=digits", "type experiment=digits_"),
-        ("data=syntetic", "type data=synthetic"),
+        ("data=synthetics", "type data=synthetic"),
         ("data=zzz", "type data= with one of these"),
     ],
 )
