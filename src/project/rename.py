@@ -147,7 +147,7 @@ def renamed_text(text: str, name: str, is_toml: bool = False) -> str:
     table = r"(?<!\[)" if is_toml else ""  # [project.scripts] is a table of pyproject.toml
     for pattern, new in (
         (rf"{table}\b{OLD}(?=\.[\w{{<*]|\\\.[\w(]|\(\\\.)", name),  # in regular expressions too
-        (rf"(?<=\"){OLD}(?=\\?\[)", name),  # pip install "project[extra]"
+        (rf"(?<=\"){OLD}(?=\\{{0,2}}\[)", name),  # pip install "project[extra]"
         (rf"(\.cache|\.config|HOME)/{OLD}\b", rf"\1/{name}"),
         (rf"\b(from|import) {OLD}\b", rf"\1 {name}"),
         (rf"\bsrc/{OLD}\b", f"src/{name}"),
