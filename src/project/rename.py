@@ -161,9 +161,9 @@ def renamed_text(text: str, name: str, is_toml: bool = False) -> str:
 
 
 def tidy(folder: Path) -> None:
-    """Sort imports and break lines as the new name wants it, where ruff is installed."""
+    """Sort imports and break lines as the new name wants it, where ruff is installed; texts too long are marked."""
     if importlib.util.find_spec("ruff") is not None:
-        for command in (["check", "--select", "I", "--fix"], ["format"]):
+        for command in (["check", "--select=I", "--fix"], ["format"], ["check", "--select=E501", "--add-noqa"]):
             ruff = [sys.executable, "-m", "ruff", *command, "--quiet", "--no-cache"]
             subprocess.run(ruff, cwd=folder, capture_output=True, check=False)
 
