@@ -326,7 +326,7 @@ CONTEXTS: dict[str, list[tuple[str, ...]]] = {
     "format=": [("predict", "ckpt_path=x")],
     "quantize=": [("predict", "ckpt_path=x")],
     "+hydra.launcher": choices("hydra/launcher"),
-    "model": choices("experiment"),
+    "model": [*choices("experiment"), *choices("model/net")],
     "sweep": [("train", "sweep=optuna")],
     "trainer.strategy.": choices("trainer/strategy"),
 }
