@@ -41,7 +41,7 @@ check: $(STAMP)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
-	find src tests notebooks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests $(wildcard notebooks) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first, because its build matters most: the default index gives the CUDA build on Linux x86_64,
 # several GB that a machine without a GPU has no use for. So, unless TORCH_INDEX names an index, pip is first

@@ -87,7 +87,7 @@ def test_overhead_is_measured_of_the_same_training(run_cli: Any, tmp_path: Path)
         ("benchmark.step=3", "did you mean benchmark.steps?"),
         ("benchmark.timeout_s=0", "a number of seconds above 0"),
         ("trainer.devices=2", "benchmark.devices"),
-        ("benchmark=strategies experiment=text_gpt", "type experiment=digits_mlp"),
+        ("benchmark=strategies experiment=text_gpt", "type experiment=digits_mlp"),  # example
         ("benchmark=strategies ~model.net.width", "benchmark.step_ms=null"),
     ],
 )

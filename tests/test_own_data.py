@@ -1,6 +1,7 @@
-"""Pictures and tables of one's own, trained, evaluated and predicted on one and on two ranks."""
+"""Pictures, tables and texts of one's own, trained, evaluated and predicted on one and on two ranks."""
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from comparison import largest_difference, weights
 from pictures import COLOURS, folder_of_pictures, picture
@@ -108,3 +110,32 @@ def test_rows_without_a_target_are_predicted(run: Any, run_cli: Any, tmp_path: P
         "experiment=tabular_mlp", f"data.path={tmp_path}/old.csv", "data.target=kind", "data.batch_size=8", *QUICK
     )  # fmt: skip
     assert predictions(run_cli, folder, "data.path=new.csv", tmp_path) == [n % 7 > 3 for n in range(8)]
+
+
+def test_a_book_trains_on_two_ranks_as_on_one(run_cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    settings = [
+        "experiment=text_gpt",
+        "data.path=book.txt",
+        "data.context=16",
+        "data.batch_size=8",
+        "data.val_blocks=7",
+        "data.test_blocks=9",
+        "model.net.width=16",
+        "model.net.depth=1",
+        "model.sample_bytes=5",
+        "trainer.accelerator=cpu",
+        "trainer.max_steps=6",
+        "trainer.val_check_interval=3",
+        "trainer.enable_progress_bar=false",
+    ]
+    metrics = []
+    for devices in (1, 2):
+        done = run_cli("train", *settings, f"trainer.devices={devices}", f"paths.run_dir={tmp_path / str(devices)}")
+        assert done.returncode == 0, done.stderr
+        metrics.append(json.loads((tmp_path / str(devices) / "metrics.json").read_text())["metrics"])
+        events = EventAccumulator(str(tmp_path / str(devices) / "tensorboard"))
+        events.Reload()
+        assert {"train/sample/text_summary", "test/sample/text_summary"} <= set(events.Tags()["tensors"])
+    for name in ("val/bits_per_byte", "test/bits_per_byte", "test/perplexity"):
+        assert metrics[1][name] == pytest.approx(metrics[0][name], rel=1e-4)

@@ -92,9 +92,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Path:
         Image.fromarray(pixels).save(path)
     rows = [f"{20 + number},{number % 7},{'house' if number % 2 else 'flat'},{number * 1.5}" for number in range(200)]
     (folder / "houses.csv").write_text("\n".join(["area,rooms,kind,price", *rows]))
-    files = {"my_lab.py": ""} | python_files(TEXT)
+    files = {"mine.py": ""} | python_files(TEXT)
     for name, code in files.items():
-        own = OWN if name == "my_lab.py" and "class Model" not in code else ""
+        own = OWN if name == "mine.py" and "class Model" not in code else ""
         (folder / name).write_text(code.replace("= ...", f"= {TENSORS}") + own)
     return folder
 
@@ -210,10 +210,16 @@ def looks_at_machine(kit: Kit, shown: Shown) -> None:
 
 def renames(kit: Kit, shown: Shown) -> None:
     name, *target = arguments_of(shown.words)
+    # examples
+    if "--without-examples" in target:  # tests/test_without_examples.py makes such a copy, and runs its tests
+        assert "--without-examples" in kit.cli([*shown.words[:3], "--help"]).stdout
+        return
+    # /examples
+    name += "_two" if name == PACKAGE else ""  # of a project that was renamed so already
     if not target:  # in place: tests/test_rename.py does that, in a copy
         assert name.isidentifier()
     else:
-        result = kit.run_cli("rename", name, "../renamed", cwd=kit.folder / "outputs")  # where no my_lab.py is
+        result = kit.run_cli("rename", name, "../renamed", cwd=kit.folder / "outputs")
         assert result.returncode == 0, result.stderr
         assert (kit.folder / "renamed" / "src" / name / "train.py").exists()
 
@@ -320,7 +326,7 @@ CONTEXTS: dict[str, list[tuple[str, ...]]] = {
     "format=": [("predict", "ckpt_path=x")],
     "quantize=": [("predict", "ckpt_path=x")],
     "+hydra.launcher": choices("hydra/launcher"),
-    "model": choices("experiment"),
+    "model": [*choices("experiment"), *choices("model/net")],
     "sweep": [("train", "sweep=optuna")],
     "trainer.strategy.": choices("trainer/strategy"),
 }
@@ -362,5 +368,5 @@ def test_readme_has_commands_of_each_kind() -> None:
 
 
 def test_sentences_of_the_readme_fit_into_120_columns() -> None:
-    lines = re.sub(rf"(?ms)^{FENCE}.*?^{FENCE}", "", TEXT).splitlines()
+    lines = re.sub(rf"(?ms)^{FENCE}.*?^{FENCE}", "", TEXT.replace(PACKAGE, "package")).splitlines()  # whatever its name
     assert [line for line in lines if len(line) > 120 and not line.startswith(("|", "!", "    "))] == []

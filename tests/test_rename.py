@@ -26,7 +26,8 @@ from project.errors import UserError
         ('pip install "project[sweep]"', 'pip install "my_lab[sweep]"'),
         (r"match=r'project\.train'", r"match=r'my_lab\.train'"),
         ("~/.cache/project", "~/.cache/my_lab"),
-        ("# project", "# my_lab"),
+        (r'match="pip install "project\\[sweep\\]"', r'match="pip install "my_lab\\[sweep\\]"'),
+        (f"# {rename.OLD}", "# my_lab"),
         ("What this project is. The project runs; the project's own.", None),
         ("subproject.train, a-project/train, my.projects.train", None),
     ],
@@ -83,6 +84,16 @@ def test_without_git_caches_and_outputs_are_left_out(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     assert [str(path) for path in rename.files(tmp_path)] == kept
+
+
+def test_imports_are_sorted_and_lines_broken_for_the_new_name(tmp_path: Path) -> None:
+    pytest.importorskip("ruff")
+    (tmp_path / "pyproject.toml").write_text('[tool.ruff]\nline-length = 40\nsrc = ["."]\n')
+    (tmp_path / "beside.py").touch()
+    (tmp_path / "a_package").mkdir()
+    (tmp_path / "a.py").write_text("import beside\nimport a_package\n\nx = beside.f(\n    a_package.g\n)\n")
+    rename.tidy(tmp_path)
+    assert (tmp_path / "a.py").read_text() == "import a_package\nimport beside\n\nx = beside.f(a_package.g)\n"
 
 
 @pytest.mark.slow

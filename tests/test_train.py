@@ -122,7 +122,7 @@ def test_drawn_seed_is_recorded(run: Run) -> None:
         ("logger=none", "callbacks=none", "scheduler=none"),
         ("logger=csv", "callbacks=early_stopping", "scheduler=plateau"),
         ("scheduler=warmup_cosine", "monitor=null"),
-        ("experiment=digits_cnn",),
+        ("model/net=residual_cnn",),
         ("data=synthetic",),
     ],
 )

@@ -1,7 +1,7 @@
 """Measure how fast an experiment trains, make it faster, or compare with code without the template.
 
 python -m project.benchmark benchmark.devices=[1,2,4] benchmark.strategies=[ddp,dp,fsdp]
-python -m project.benchmark benchmark=optimize experiment=digits_cnn
+python -m project.benchmark benchmark=optimize model/net=residual_cnn
 python -m project.benchmark benchmark=overhead
 """
 

@@ -7,6 +7,7 @@ python -m project.rename my_lab
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import keyword
 import re
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from project.errors import UserError
 from project.examples import Parser, split_doc
+from project.without_examples import LIST, WHAT, leave_out, listed
 
 OLD = __name__.partition(".")[0] if __name__ != "__main__" else Path(__file__).parent.name
 ROOT = Path(__file__).parents[2]
@@ -32,18 +34,26 @@ def main() -> None:
     parser.examples, _ = split_doc(__doc__)
     parser.add_argument("name", help="of the package, as in: import NAME")
     parser.add_argument("folder", type=Path, nargs="?", help="a new folder to copy to; without it, rename in place")
+    has_examples = (ROOT / LIST).is_file()
+    text = f"leave out {WHAT}, with their tests and what the README says of them"
+    parser.add_argument("--without-examples", action="store_true", help=text if has_examples else argparse.SUPPRESS)
     arguments = parser.parse_args()
     try:
         check_name(arguments.name)
         if not (ROOT / "pyproject.toml").is_file():
             raise UserError(f"{ROOT} holds no clone of the project: run this from one, with pip install -e .")
+        if arguments.without_examples:
+            listed(ROOT)  # there is such a list, or nothing is begun
         if arguments.folder is None:
             check_clean(ROOT)
             folder, paths = ROOT, list(files(ROOT))
         else:
             folder = arguments.folder
             paths = copy(ROOT, folder)
+        if arguments.without_examples:
+            paths = leave_out(folder, paths)
         changed = rename(folder, paths, arguments.name)
+        tidy(folder)
     except UserError as error:
         sys.exit(f"error: {error}")
     print(f"{changed} files of {len(paths)} changed; now:")
@@ -137,7 +147,7 @@ def renamed_text(text: str, name: str, is_toml: bool = False) -> str:
     table = r"(?<!\[)" if is_toml else ""  # [project.scripts] is a table of pyproject.toml
     for pattern, new in (
         (rf"{table}\b{OLD}(?=\.[\w{{<*]|\\\.[\w(]|\(\\\.)", name),  # in regular expressions too
-        (rf"(?<=\"){OLD}(?=\\?\[)", name),  # pip install "project[extra]"
+        (rf"(?<=\"){OLD}(?=\\{{0,2}}\[)", name),  # pip install "project[extra]"
         (rf"(\.cache|\.config|HOME)/{OLD}\b", rf"\1/{name}"),
         (rf"\b(from|import) {OLD}\b", rf"\1 {name}"),
         (rf"\bsrc/{OLD}\b", f"src/{name}"),
@@ -148,6 +158,14 @@ def renamed_text(text: str, name: str, is_toml: bool = False) -> str:
     ):
         text = re.sub(pattern, new, text)
     return text
+
+
+def tidy(folder: Path) -> None:
+    """Sort imports and break lines as the new name wants it, where ruff is installed; texts too long are marked."""
+    if importlib.util.find_spec("ruff") is not None:
+        for command in (["check", "--select=I", "--fix"], ["format"], ["check", "--select=E501", "--add-noqa"]):
+            ruff = [sys.executable, "-m", "ruff", *command, "--quiet", "--no-cache"]
+            subprocess.run(ruff, cwd=folder, capture_output=True, check=False)
 
 
 def _git(root: Path, *arguments: str) -> str | None:

@@ -1,6 +1,6 @@
 """Train a model, test its best weights and say what came of it.
 
-python -m project.train experiment=digits_cnn optimizer.lr=0.002
+python -m project.train model/net=residual_cnn optimizer.lr=0.002
 python -m project.train trainer.devices=4 trainer/strategy=fsdp
 python -m project.train resume=outputs/digits_mlp/2026-01-01_12-00-00
 """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from pictures import folder_of_pictures
+from pictures import folder_of_pictures  # example
 from project.errors import UserError
 from project.launch.composition import check_choices, config_folder, explain, name_after_own_class, slug
 
@@ -76,12 +76,14 @@ def test_every_option_of_every_group_composes_with_the_training_config(
 
 @pytest.mark.parametrize("option", [option for group, option in options() if group == OF_IMAGES])
 def test_every_augmentation_composes_with_image_data(compose: Compose, option: str) -> None:
-    assert bool(compose("data=mnist", f"{OF_IMAGES}={option}").data.augment) == (option != "none")
+    assert bool(compose(f"+{OF_IMAGES}={option}").data.augment) == (option != "none")
 
 
 @pytest.mark.parametrize(("group", "option"), [pair for pair in options() if pair[0] in COMPLETE])
 def test_every_experiment_is_complete(compose: Compose, tmp_path: Path, group: str, option: str) -> None:
-    own = [f"data.folder={folder_of_pictures(tmp_path / 'own', 1)}"] if option.startswith("image_folder") else []
+    own = []
+    if option.startswith("image_folder"):  # example
+        own = [f"data.folder={folder_of_pictures(tmp_path / 'own', 1)}"]  # example
     config = compose(f"{group}={option}", *own)
     plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     names = {"experiment": option, "debug": f"debug_{option}"}
@@ -97,7 +99,7 @@ def test_the_other_commands_compose_too(compose: Compose, command: str, override
 
 
 def test_a_debug_config_wins_over_the_experiment(compose: Compose) -> None:
-    config = compose("experiment=digits_cnn", "debug=overfit")
+    config = compose("experiment=digits_mlp", "debug=overfit")
     assert config.scheduler is None
     assert config.trainer.overfit_batches == 2
 
@@ -124,7 +126,7 @@ def test_what_is_typed_wins_over_the_experiment(compose: Compose) -> None:
         ("modle/net=mlp", "modle/net is not in the config: did you mean model/net?"),
         ("trainer.zzz=1", "did you mean trainer? To add a new key type +trainer.zzz=VALUE"),
         ("zzz=1", "zzz is not in the config: leave it out, or add it to the class that takes it, as in +model.zzz=V"),
-        ("data=image_folder data.foldr=x", "data.foldr is not in the config: did you mean data.folder?"),
+        ("data=synthetic data.lengths=9", "data.lengths is not in the config: did you mean data.length?"),
         ("ckpt_path=x", "ckpt_path is not in the config: type resume=FOLDER to go on with a run"),
     ],
 )
@@ -142,7 +144,7 @@ def test_an_unknown_key_or_group_comes_with_the_nearest(compose: Compose, overri
         (["model._target_='lab.Net'", "-c", "job"], "net"),
         (["-m", "model._target_=lab.Net", "seed=1,2"], "net"),
         (["model._target_=lab.Net", "name=mine"], None),
-        (["model._target_=lab.Net", "experiment=digits_cnn"], None),
+        (["model._target_=lab.Net", "experiment=digits_mlp"], None),
         (["model._target_=lab.Net,lab.Other"], None),
         (["resume=outputs/x", "model._target_=lab.Net"], None),
         (["optimizer.lr=0.1"], None),
@@ -173,7 +175,7 @@ def test_an_unknown_key_to_delete_comes_with_the_nearest(compose: Compose, overr
         ("model/net=mpl", "type model/net=mlp"),
         ("trainer/strategy=dpd", "type trainer/strategy=d"),
         ("experiment=digits", "type experiment=digits_"),
-        ("data=imagenet", "type data=image_folder"),
+        ("data=synthetics", "type data=synthetic"),
         ("data=zzz", "type data= with one of these"),
     ],
 )

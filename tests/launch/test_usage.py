@@ -77,7 +77,8 @@ def check_choices(command: str, shown: str) -> None:
         if f"{group} (now " in shown:
             assert listed == files
     assert "trainer/strategy (now auto)" in shown
-    assert ("data cifar10" in shown) is (command in ("evaluate", "predict"))  # the checkpoint's, unless typed
+    first = min(file.stem for file in (config_folder() / "data").glob("*.yaml"))
+    assert (f"data {first}" in shown) is (command in ("evaluate", "predict"))  # the checkpoint's, unless typed
     assert ("benchmark (now scaling)" in shown) is (command == "benchmark")
 
 

@@ -1,6 +1,5 @@
-"""The language model's metrics, samples of text, checkpoints, and a run on two ranks."""
+"""The language model's metrics, samples of text and checkpoints."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -181,33 +180,3 @@ def test_checkpoint_is_plain_data_and_rebuilds_the_model(tmp_path: Path, compile
     rebuilt = LanguageModel.load_from_checkpoint(tmp_path / "model.ckpt")
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), rebuilt.parameters(), strict=True))
     assert rebuilt.net.head.weight is rebuilt.net.embedding.tokens.weight  # type: ignore[union-attr]
-
-
-@pytest.mark.slow
-def test_experiment_trains_on_two_ranks_as_on_one(run_cli: Any, tmp_path: Path) -> None:
-    (tmp_path / "book.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
-    settings = [
-        "experiment=text_gpt",
-        "data.path=book.txt",
-        "data.context=16",
-        "data.batch_size=8",
-        "data.val_blocks=7",
-        "data.test_blocks=9",
-        "model.net.width=16",
-        "model.net.depth=1",
-        "model.sample_bytes=5",
-        "trainer.accelerator=cpu",
-        "trainer.max_steps=6",
-        "trainer.val_check_interval=3",
-        "trainer.enable_progress_bar=false",
-    ]
-    metrics = []
-    for devices in (1, 2):
-        done = run_cli("train", *settings, f"trainer.devices={devices}", f"paths.run_dir={tmp_path / str(devices)}")
-        assert done.returncode == 0, done.stderr
-        metrics.append(json.loads((tmp_path / str(devices) / "metrics.json").read_text())["metrics"])
-        events = EventAccumulator(str(tmp_path / str(devices) / "tensorboard"))
-        events.Reload()
-        assert {"train/sample/text_summary", "test/sample/text_summary"} <= set(events.Tags()["tensors"])
-    for name in ("val/bits_per_byte", "test/bits_per_byte", "test/perplexity"):
-        assert metrics[1][name] == pytest.approx(metrics[0][name], rel=1e-4)

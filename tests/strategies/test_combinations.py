@@ -143,7 +143,7 @@ def test_without_callbacks_the_weights_in_memory_are_tested_and_none_are_saved(r
 
 
 @pytest.mark.parametrize("strategy", ["auto", "dp", "fsdp"])
-@pytest.mark.parametrize("typed", ["trainer.precision=16-mixed", "trainer.sync_batchnorm=true experiment=digits_cnn"])
+@pytest.mark.parametrize("typed", ["trainer.precision=16-mixed", "trainer.sync_batchnorm=true model/net=residual_cnn"])
 def test_what_needs_a_gpu_is_refused_on_the_cpu(run: Run, strategy: str, typed: str) -> None:
     cpu = ("trainer.accelerator=cpu", "trainer.devices=2", f"trainer/strategy={strategy}")
     with pytest.raises(UserError, match="on the CPU: type trainer"):

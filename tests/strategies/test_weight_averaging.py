@@ -198,7 +198,7 @@ def test_a_checkpoint_is_evaluated_by_its_averages(run: Run, options: tuple[str,
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "dp", "fsdp"])
 def test_statistics_of_batch_norm_are_averaged_and_saved_as_they_are_validated(run: Run, strategy: str) -> None:
-    typed = (*EXPERIMENT, "experiment=digits_cnn", "model.net.width=4", "model.net.blocks=1", "trainer.max_steps=6")
+    typed = (*EXPERIMENT, "model/net=residual_cnn", "model.net.width=4", "model.net.blocks=1", "trainer.max_steps=6")
     typed = tuple(text for text in typed if text not in ("experiment=digits_mlp", "model.net.width=32"))
     folder, metrics = run(*typed, f"trainer/strategy={strategy}", "trainer.devices=2", "test=false")
     assert evaluated(run, folder, "split=val")["val/loss"] == pytest.approx(metrics["val/loss"], abs=1e-12)

@@ -28,7 +28,7 @@ def ran(config: DictConfig) -> float:
         ("trainer.max_epochs=0 seed=1,2", "trainer.max_epochs=0 can't be"),
         pytest.param("monitor=val/loss seed=1,2", "monitor=val/loss with mode=max would keep the highest", marks=slow),
         ("data.batch_size=63 trainer.devices=2 trainer.accelerator=cpu seed=1,2", "2 ranks can't share it equally"),
-        pytest.param("experiment=image_folder seed=1,2", "data.folder has no value", marks=slow),
+        pytest.param("data.val_fraction=??? seed=1,2", "data.val_fraction has no value", marks=slow),
     ],
 )
 def test_what_all_jobs_would_be_refused_for_is_told_once_and_leaves_no_folder(

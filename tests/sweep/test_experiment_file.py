@@ -19,7 +19,7 @@ from sweep.folders import make_sweep, write_run
     "typed",
     [
         ["optimizer.lr=0.1", "seed=3"],
-        ["experiment=digits_cnn", "optimizer=sgd", "optimizer.lr=1e-05", "data.batch_size=32"],
+        ["experiment=none", "optimizer=sgd", "optimizer.lr=1e-05", "data.batch_size=32"],
         ["model/net=residual_cnn", "callbacks=none", "logger=none", "trainer/strategy=ddp"],
         ["+trainer.min_epochs=1", "++model.extra=[1,{a: 'b c'}]", "scheduler=none"],
         ["sweep=optuna", "sweep.n_trials=3", "optimizer.lr=0.3"],
@@ -41,9 +41,9 @@ def test_experiment_composes_to_what_was_typed(tmp_path: Path, typed: list[str])
 
 def test_experiment_of_a_file_elsewhere_is_taken_up(tmp_path: Path) -> None:
     first = tmp_path / "first.yaml"
-    first.write_text(experiment(["optimizer=sgd", "seed=1", "optimizer.lr=0.1"], "digits_cnn", ""))
+    first.write_text(experiment(["optimizer=sgd", "seed=1", "optimizer.lr=0.1"], "my_cnn", ""))
     second = experiment(["optimizer=adamw", "seed=2"], str(first), "")
-    expected = experiment(["optimizer=adamw", "seed=2", "optimizer.lr=0.1"], "digits_cnn", "")
+    expected = experiment(["optimizer=adamw", "seed=2", "optimizer.lr=0.1"], "my_cnn", "")
     assert yaml.safe_load(second) == yaml.safe_load(expected)
 
 

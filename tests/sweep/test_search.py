@@ -183,6 +183,7 @@ def test_what_can_not_be_searched_is_told_before_there_is_a_folder(
     assert list(tmp_path.iterdir()) == []
 
 
+# examples
 def test_trial_that_monitors_something_else_fails_alone(run_sweep: RunSweep) -> None:
     command = ["sweep=optuna", "experiment=digits_mlp,text_gpt", "sweep/sampler=grid"]
     told = r"1 of 2 jobs .*\n.*it monitors val/bits_per_byte min, and the search compares val/accuracy max"
@@ -190,6 +191,7 @@ def test_trial_that_monitors_something_else_fails_alone(run_sweep: RunSweep) -> 
         run_sweep(lambda config: 1.0, *command)
 
 
+# /examples
 @pytest.mark.parametrize(
     ("objectives", "number"),
     [(None, 1), ({"val/accuracy": "max"}, 1), ({"train_s": "min"}, 0), ({"val/accuracy": "max", "train_s": "min"}, 0)],

@@ -89,6 +89,7 @@ def test_jobs_that_monitor_different_metrics_are_compared_by_another(run_sweep: 
     assert "test/accuracy" in (sweep.folder / "results.csv").read_text().splitlines()[0].split(",")
 
 
+# examples
 def test_experiments_that_monitor_different_metrics_have_no_best(
     run_sweep: RunSweep, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,6 +101,7 @@ def test_experiments_that_monitor_different_metrics_have_no_best(
     assert [row.state for row in rows_of(sweep)] == ["finished"] * 2
 
 
+# /examples
 def test_launcher_that_breaks_down_fails_its_jobs(run_sweep: RunSweep, monkeypatch: pytest.MonkeyPatch) -> None:
     from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 

@@ -40,8 +40,7 @@ def training_config(config: Config, batch_size: int, steps: int, val_batches: in
     data, model, trainer = config["data"], config["model"], config["trainer"]
     if not {"image_shape", "num_classes"} <= data.keys() or "net" not in model:
         raise UserError(
-            f"the hand-written loop trains classifiers of images, not {model['_target_']}: type experiment=digits_mlp, "
-            "digits_cnn or digits_vit"
+            f"the hand-written loop trains classifiers of images, not {model['_target_']}: type experiment=digits_mlp"
         )
     for name, plain in PLAIN.items():
         if trainer[name] != plain:

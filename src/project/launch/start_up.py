@@ -13,8 +13,8 @@ _theirs = sys.excepthook
 
 def is_command(program: str) -> bool:
     """Whether Python runs a command of this project (``sys.argv[0]``), and not a program that imports it."""
-    path = Path(program)
-    return path.name.startswith("project-") or path.resolve().parent == Path(__file__).parents[1]
+    path, package = Path(program), Path(__file__).parents[1]
+    return path.name.startswith(f"{package.name.replace('_', '-')}-") or path.resolve().parent == package
 
 
 def begin() -> None:
