@@ -8,7 +8,7 @@ import pytest
 from omegaconf import DictConfig
 
 from project.launch import agent
-from project.launch.job import run_job
+from project.launch.job import _grouped, run_job
 from project.launch.run import Outcome, Run
 
 OWN_NET = ["model.net._target_=torch.nn.Flatten"]  # which takes none of the net's arguments
@@ -47,3 +47,18 @@ def test_a_job_of_a_sweep_has_a_process_of_its_own_even_with_one_rank(
     monkeypatch.setattr(agent, "warm_up", lambda: None)
     run_job("project.train:train", compose(), [], sweep_folder=tmp_path / "0")
     assert started == [1]
+
+
+@pytest.mark.parametrize(
+    ("full", "told"),
+    [
+        ("0", "data (a, b, c and 2 more), model (net, lr, width, depth)"),
+        ("1", "data (a, b, c, d, e), model (net, lr, "),
+    ],
+)
+def test_of_many_keys_that_are_left_out_the_first_are_named(
+    monkeypatch: pytest.MonkeyPatch, full: str, told: str
+) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", full)
+    keys = [*(f"data.{key}" for key in "abcde"), "model.net", "model.lr", "model.width", "model.depth"]
+    assert _grouped(keys).startswith(told)

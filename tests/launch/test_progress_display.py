@@ -7,6 +7,7 @@ from typing import Any
 
 import lightning as L
 import pytest
+from lightning.pytorch.callbacks import Callback, EarlyStopping
 
 from project.launch import heartbeat
 from project.launch.heartbeat import Beat, Heartbeats, Sign
@@ -16,10 +17,10 @@ from small_classifier import Classifier, loader, mlp
 PLAIN: dict[str, Any] = {"progress": {"_target_": "project.launch.progress_display.ProgressDisplay"}, "trainer": {}}
 
 
-def train(display: ProgressDisplay, folder: Path, **arguments: Any) -> None:
+def train(display: ProgressDisplay, folder: Path, *callbacks: Callback, **arguments: Any) -> L.Trainer:
     trainer = L.Trainer(
         accelerator="cpu",
-        callbacks=[display],
+        callbacks=[*callbacks, display],
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
@@ -27,6 +28,7 @@ def train(display: ProgressDisplay, folder: Path, **arguments: Any) -> None:
         **arguments,
     )
     trainer.fit(Classifier(mlp()).double(), loader([4] * 8), loader([4] * 2))
+    return trainer
 
 
 def test_elsewhere_plain_lines_tell_progress_and_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,6 +45,32 @@ def test_between_two_intervals_only_the_end_is_told(tmp_path: Path, capsys: pyte
     train(ProgressDisplay(interval_s=1000), tmp_path, max_epochs=-1, max_steps=5)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ")]
     assert "step 5/5" in line
+
+
+@pytest.mark.parametrize("shown_on", ["a file", "a terminal"])
+@pytest.mark.parametrize("early", [True, False])
+def test_the_last_line_says_of_the_end_what_the_table_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, early: bool, shown_on: str
+) -> None:
+    terminal = Terminal()
+    if shown_on == "a terminal":
+        monkeypatch.setattr(sys, "stdout", terminal)
+        monkeypatch.setenv("COLUMNS", "300")
+    stop = EarlyStopping("val/loss", patience=1, min_delta=1e9) if early else StopSilently()
+    trainer = train(ProgressDisplay(interval_s=1000), tmp_path, stop, max_epochs=9)
+    line = next(
+        line for line in (terminal.getvalue() or capsys.readouterr().out).splitlines()[::-1] if "samples/s" in line
+    )
+    assert f"epoch {trainer.current_epoch}/9, step {trainer.global_step}, " in line
+    assert trainer.current_epoch == 2
+    assert " left" not in line
+    assert ("ended early (val/loss was not better in the last validation)" in line) is early
+    assert ("22%" in line) is not early
+
+
+class StopSilently(Callback):
+    def on_train_epoch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        trainer.should_stop = trainer.current_epoch == 1
 
 
 def test_what_a_model_logs_in_validation_is_told_without_prog_bar(

@@ -23,6 +23,22 @@ def test_the_best_value_stands_beside_the_last(tmp_path: Path, capsys: pytest.Ca
     assert table["training time"][0] == "1.0 s on 1 rank"
 
 
+def test_metrics_of_a_step_or_of_one_rank_are_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = {"test_loss": 1.0, "train_loss": 1.0, "val_loss": 1.0, "val_f1": 1.0}
+    spans, of_rank_0 = {"train_loss": "the last step"}, ["test_loss", "train_loss", "val_loss"]
+    outcome = Outcome(metrics, checkpoint="best.ckpt", spans=spans, of_rank_0=of_rank_0)
+    summarize("train", CONFIG, Run(tmp_path, [], {}, 0.0), outcome)
+    rows = [
+        [cell.strip() for cell in line.split("│")] for line in capsys.readouterr().out.splitlines() if "1.0" in line
+    ]
+    assert {row[1]: row[3] for row in rows} == {
+        "test_loss": "of best.ckpt, rank 0's part",
+        "train_loss": "of the last step, rank 0's part",
+        "val_loss": "of the last epoch, rank 0's part",
+        "val_f1": "of the last epoch",
+    }
+
+
 def test_what_ended_a_training_early_stands_beside_its_epochs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -176,11 +176,53 @@ def test_a_straggler_in_data_gets_what_helps_a_loader() -> None:
     assert judge(waits, replace(BALANCED, optimizer=21.5, late=20), facts=facts).remedies == ()
 
 
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [
+        ([replace(BALANCED, backward=30, sync=20)] * 4, "synchronisation"),
+        ([replace(BALANCED, backward=32, sync=20.8, late=0), replace(BALANCED, forward=26, late=20)] * 2, "unknown"),
+        (
+            [*[replace(BALANCED, backward=32, sync=20.8, late=0)] * 3, replace(BALANCED, forward=26, late=20)],
+            "straggler",
+        ),
+        ([BALANCED] * 4, "compute"),
+    ],
+)
+def test_ranks_that_take_turns_on_too_few_cores_are_told_so_first(windows: list[Window], expected: str) -> None:
+    crowded = Facts(cores=2, ranks_here=4, batch_size=64, can_compile=True)
+    diagnosis = judge(*windows, facts=crowded)
+    assert diagnosis.bound == expected
+    assert diagnosis.evidence.startswith("4 ranks take turns on 2 cores: ")
+    assert diagnosis.remedies[0] == "trainer.devices=2"
+    for enough in (replace(crowded, cores=4), replace(crowded, on_gpu=True)):
+        assert "take turns" not in judge(*windows, facts=enough).evidence
+        assert "trainer.devices=2" not in judge(*windows, facts=enough).remedies
+
+
+def test_a_loader_is_what_bounds_a_run_on_however_few_cores() -> None:
+    waits = judge(*[replace(BALANCED, data=20)] * 4, facts=Facts(cores=2, ranks_here=4))
+    assert waits.bound == "input"
+    assert "take turns" not in waits.evidence
+
+
+def test_more_threads_than_cores_are_told_too() -> None:
+    diagnosis = judge(BALANCED, BALANCED, facts=Facts(cores=4, ranks_here=2, threads=4))
+    assert diagnosis.evidence.startswith("8 threads of 2 ranks take turns on 4 cores: ")
+    assert diagnosis.remedies == ("launch.threads_per_rank=2",)
+
+
 def test_nothing_measured_is_told_so() -> None:
     assert bound() == bound(replace(BALANCED, steps=0)) == "unknown"
 
 
 def test_the_lines_say_what_and_what_to_type() -> None:
-    lines = Diagnosis("input", "half of it", 2.0, ("a=1", "data.batch_size=2"), "look there").lines()
+    advice = ("a=1", "data.batch_size=2", "model.compile=true")
+    lines = Diagnosis("input", "half of it", 2.0, advice, "look there").lines()
     first = "bound by input: half of it, at most 2.00 times as fast without it"
-    assert lines == [first, "  try a=1", "  try data.batch_size=2 (changes what is trained)", "  look there"]
+    assert lines == [
+        first,
+        "  try a=1",
+        "  try data.batch_size=2 (changes what is trained)",
+        "  try model.compile=true (for longer trainings: compiling takes up to a minute before they begin)",
+        "  look there",
+    ]

@@ -40,6 +40,22 @@ def test_against_input(facts: Facts, advice: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("cores", "ranks", "batch_size", "remedy"),
+    [
+        (2, 4, 64, "trainer.devices=2"),
+        (7, 8, 64, "trainer.devices=4"),  # which share the batch equally
+        (3, 4, 0, "trainer.devices=3"),  # of a size that is not known
+        (1, 2, 64, "trainer.devices=1"),
+        (8, 4, 64, "launch.threads_per_rank=2"),
+    ],
+)
+def test_against_crowding(cores: int, ranks: int, batch_size: int, remedy: str) -> None:
+    facts = replace(PLAIN, cores=cores, ranks_here=ranks, batch_size=batch_size)
+    assert facts.is_crowded
+    assert remedies.against_crowding(facts) == (remedy,)
+
+
+@pytest.mark.parametrize(
     ("facts", "advice"),
     [(ON_GPU, ("data.pin_memory=true",)), (replace(ON_GPU, pin_memory=True), ()), (PLAIN, ())],
 )

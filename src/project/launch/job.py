@@ -16,7 +16,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from project.errors import UserError
+from project.errors import UserError, full_tracebacks
 from project.launch import (
     added,
     agent,
@@ -42,6 +42,8 @@ from project.launch.secrets import check_unmasked, masked, masked_arguments, unm
 from project.launch.stopping import TOLD, Stopped, listening
 from project.launch.summary import announce, shorten, summarize
 from project.strategies import is_single_process, pipeline_layout, ranks_per_batch
+
+MOST_KEYS = 3  # of a group, that are named where it loses more
 
 
 def run_job(
@@ -156,12 +158,23 @@ def _after_stop(folder: Path, kind: str, signum: int, saved: bool) -> str:
 
 
 def _grouped(keys: list[str]) -> str:
-    """Dotted keys for people: ``data (num_workers, shuffle), model (net)``."""
+    """Dotted keys for people: ``data (num_workers, shuffle and 8 more), model (net)``.
+
+    All of them with HYDRA_FULL_ERROR=1.
+    """
     groups: dict[str, list[str]] = {}
     for key in keys:
         group, _, name = key.rpartition(".")
         groups.setdefault(group, []).append(name)
-    return ", ".join(f"{group} ({', '.join(names)})" for group, names in groups.items())
+    most = len(keys) if full_tracebacks() else MOST_KEYS
+    return ", ".join(f"{group} ({_first(names, most)})" for group, names in groups.items())
+
+
+def _first(names: list[str], most: int) -> str:
+    """So many of them and the number of the others, where that is shorter."""
+    if len(names) <= most + 1:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most} more"
 
 
 def _plain(

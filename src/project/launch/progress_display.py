@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from project.launch.build import build
+from project.launch.ending import ended_early
 from project.launch.heartbeat import BEAT, Sign
 from project.launch.summary import readable
 from project.tracking.curves import batch_length
@@ -116,7 +117,7 @@ class ProgressDisplay(ProgressBar):
         if not self._is_enabled or not self._batches or not (due or is_last):
             return
         self._shown_at = now
-        line = self._line(trainer, module)
+        line = self._line(trainer, module, is_last)
         if self._live is None:
             print(line, flush=True)
             return
@@ -124,19 +125,23 @@ class ProgressDisplay(ProgressBar):
         if is_last:
             self._live.console.print(line, highlight=False)
 
-    def _line(self, trainer: L.Trainer, module: L.LightningModule) -> str:
+    def _line(self, trainer: L.Trainer, module: L.LightningModule, is_last: bool) -> str:
         trained_s = max(1e-9, time.monotonic() - self._began_at - self._paused_s)
         progress = progress_of(trainer)
         left_s = progress.remaining_s(trained_s / self._batches, self._validations_s, self._batches)
-        epoch, epochs = trainer.current_epoch + 1, trainer.max_epochs or -1
+        # At the end no epoch is under way: as the run's table counts them.
+        epoch, epochs = trainer.current_epoch + (not is_last), trainer.max_epochs or -1
         parts = [
             f"epoch {min(epoch, epochs)}/{epochs}" if epochs > 0 else f"epoch {epoch}",
             f"step {trainer.global_step:,}" + (f"/{trainer.max_steps:,}" if trainer.max_steps > 0 else ""),
             f"{self._samples / trained_s:,.0f} samples/s",
         ]
-        if not math.isnan(progress.share()):
+        why = ended_early(trainer) if is_last else None
+        if why is not None:
+            parts.append(f"ended early ({why})")
+        elif not math.isnan(progress.share()):
             parts.append(f"{progress.share():.0%}")
-        if left_s > 0:
+        if left_s > 0 and not is_last:
             parts.append(f"{duration(left_s)} left")
         # What is known already: to ask for callback_metrics might compute, which is for all ranks to do.
         known = trainer._logger_connector._callback_metrics

@@ -47,6 +47,8 @@ class Outcome:
     samples_per_s: float | None = None
     diagnosis: list[str] = field(default_factory=list)  # what bounds the training, and what to change
     pruned: bool = False  # a search stopped the training early
+    spans: dict[str, str] = field(default_factory=dict)  # of what metrics are that are not of an epoch or a test
+    of_rank_0: list[str] = field(default_factory=list)  # metrics of which other ranks have other values
 
     @classmethod
     def of_training(
@@ -59,6 +61,7 @@ class Outcome:
         ended_early: str | None = None,
     ) -> Outcome:
         """The outcome of a finished training."""
+        from project.launch.spans import of_rank_0, of_steps
         from project.sweep.pruning import was_pruned
         from project.tracking.curves import TrainingCurves
         from project.tracking.tracker import Tracker
@@ -68,6 +71,8 @@ class Outcome:
         score = best.score if best is not None and best.score is not None else metrics.get(monitor or "")
         return cls(
             metrics=dict(sorted(metrics.items())),
+            spans={name: span for name, span in of_steps(trainer).items() if name in metrics},
+            of_rank_0=[name for name in of_rank_0(trainer) if name in metrics],
             objective=score,
             folder=str(run.folder),
             checkpoint=best.path if best else None,

@@ -24,7 +24,7 @@ def summarize(kind: str, config: dict[str, Any], run: Run, outcome: Outcome) -> 
     """The table at the end: metrics, time, throughput, and where the results are."""
     table = Table(title=f"{kind} {config.get('name', 'unnamed')}", show_header=False, title_justify="left")
     for name, value in outcome.metrics.items():
-        table.add_row(name, readable(value), *(_weights_of(name, outcome) if kind == "train" else []))
+        table.add_row(name, readable(value), *(_of_what(name, outcome) if kind == "train" else []))
     if kind == "train" and config.get("monitor") and outcome.checkpoint and outcome.objective is not None:
         table.add_row(f"best {config['monitor']}", readable(outcome.objective))
     table.add_section()
@@ -67,11 +67,16 @@ def _ranks(world_size: int, devices_of_each: int) -> str:
     return ranks if devices_of_each == 1 else f"{ranks} with {devices_of_each} devices"
 
 
-def _weights_of(metric: str, outcome: Outcome) -> list[str]:
-    """Of which weights a training's metric tells: it is tested with others than it ends with."""
-    if not outcome.checkpoint:
-        return []
-    return [f"of {Path(outcome.checkpoint).name}" if metric.startswith("test") else "of the last epoch"]
+def _of_what(metric: str, outcome: Outcome) -> list[str]:
+    """Of which steps, weights and ranks a training's metric tells: it is tested with others than it ends with."""
+    what = []
+    if metric in outcome.spans:
+        what.append(f"of {outcome.spans[metric]}")
+    elif outcome.checkpoint:
+        what.append(f"of {Path(outcome.checkpoint).name}" if metric.startswith("test") else "of the last epoch")
+    if metric in outcome.of_rank_0:
+        what.append("rank 0's part")
+    return [", ".join(what)] if what else []
 
 
 def readable(value: float) -> str:

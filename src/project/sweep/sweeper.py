@@ -9,7 +9,7 @@ import shlex
 import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +68,12 @@ class FolderSweeper(Sweeper):
         """
         _check_installed(self.config.hydra.launcher._target_, self.config.hydra.runtime.choices["hydra/launcher"])
         if self.config.hydra.launcher._target_.endswith(".BasicLauncher"):
-            _warm_up()
+            with _errors_told_shortly():
+                agent.warm_up()  # the server that the ranks are forked from imports while the jobs are composed here
         fixed, sweeps = self._split(arguments)
         check_compared(sweeps, self.settings.get("objectives"))
-        check_jobs(self.composer.loader, self.config, fixed, sweeps)
+        with _errors_told_shortly():
+            check_jobs(self.composer.loader, self.config, fixed, sweeps)
         made = run_folder.missing(Path(self.config.paths.outputs) / self.config.name)
         record = self.begin(fixed, sweeps)
         record.fixed, record.typed = fixed, [*arguments, *_typed_for_hydra(self.config)]
@@ -210,7 +212,8 @@ class GridSweeper(FolderSweeper):
                 monitored.add(f"{one.get('monitor')} {one.get('mode')}")
                 yield job.name, one
 
-        check_each(self.config, composed())
+        with _errors_told_shortly():
+            check_each(self.config, composed())
         self._compare_alike(record, monitored)
         if not planned:
             print(f"All {len(done)} jobs of the sweep are finished.", flush=True)
@@ -299,12 +302,15 @@ def _typed_for_hydra(config: DictConfig) -> list[str]:
     return [text for text in config.hydra.overrides.hydra if not text.startswith(ours)]
 
 
-def _warm_up() -> None:
-    """Let the server that the ranks are forked from import what they need, while the jobs are composed here."""
-    ours = os.environ.pop(FULL_ERROR, None)  # set for Hydra, and not for the ranks
-    agent.warm_up()
-    if ours is not None:
-        os.environ[FULL_ERROR] = ours
+@contextmanager
+def _errors_told_shortly() -> Iterator[None]:
+    """HYDRA_FULL_ERROR is set for Hydra, which raises errors then, and not for ranks and checks."""
+    ours = os.environ.pop(FULL_ERROR, None)
+    try:
+        yield
+    finally:
+        if ours is not None:
+            os.environ[FULL_ERROR] = ours
 
 
 def _as_typed(value: Any) -> str:

@@ -23,6 +23,8 @@ class TrainingCurves(Callback):
     point: between two points nothing is copied from the device and no rank waits for another.
     """
 
+    NAMES = ("train/loss", "train/lr", "train/grad_norm")
+
     def __init__(self) -> None:
         self.samples = 0
         self.train_s = 0.0

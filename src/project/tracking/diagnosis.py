@@ -9,7 +9,7 @@ from torch import Tensor
 
 from project.tracking import remedies
 from project.tracking.lateness import median_of_others
-from project.tracking.remedies import Facts, Remedies, changes_results
+from project.tracking.remedies import Facts, Remedies, price
 from project.tracking.windows import Ranks
 
 
@@ -48,8 +48,7 @@ class Diagnosis:
         lines = [f"bound by {self.bound}: {self.evidence}{gain}{doubt}"]
         if self.num_steps is not None and self.num_steps < FEW_STEPS:
             lines.append(f"  a guess from {self.num_steps} steps: it takes {FEW_STEPS} to tell")
-        marked = {True: " (changes what is trained)", False: ""}
-        lines += [f"  try {remedy}{marked[changes_results(remedy)]}" for remedy in self.remedies]
+        lines += [f"  try {remedy}{price(remedy)}" for remedy in self.remedies]
         return lines + ([f"  {self.hint}"] if self.hint else [])
 
 
@@ -62,6 +61,8 @@ FROM_QUEUE_MS = 1.0
 COMPUTING = 0.5  # of a step, below which the rest of it goes to one part here and to another there
 APART = 2.0  # a straggler is later than any other by this factor
 BY_OPERATIONS = 0.5  # of forward and backward, from which on their operations, not what they compute, are the cost
+
+OF_CROWDING = ("synchronisation", "straggler", "unknown", "compute")  # what ranks that wait for a core look like
 
 FEW_STEPS = 50  # of fewer, the first ones and a single hiccup are a large share
 
@@ -82,7 +83,22 @@ def diagnose(ranks: Ranks, facts: Facts) -> Diagnosis:
     stepped = ranks["steps"] > 0
     if not stepped.any():
         return Diagnosis("unknown", "no step was measured")
-    return replace(_verdict(ranks, stepped, facts), num_steps=int(ranks["steps"].max()))
+    verdict = _verdict(ranks, stepped, facts)
+    if facts.is_crowded and verdict.bound in OF_CROWDING:
+        verdict = _of_crowded_cores(verdict, facts)
+    return replace(verdict, num_steps=int(ranks["steps"].max()))
+
+
+def _of_crowded_cores(verdict: Diagnosis, facts: Facts) -> Diagnosis:
+    """Who waits for a core seems to wait for whatever it does next, and holds up those that wait for it."""
+    crowd = f"{facts.ranks_here} ranks" if facts.ranks_here > 1 else "1 rank"
+    if facts.threads > 1:
+        crowd = f"{facts.ranks_here * facts.threads} threads of {crowd}"
+    evidence = f"{crowd} take turns on {facts.cores} core{'s' if facts.cores > 1 else ''}: {verdict.evidence}"
+    first = remedies.against_crowding(facts)
+    others = tuple(remedy for remedy in verdict.remedies if remedy not in first)
+    hint = None if verdict.bound == "unknown" else verdict.hint
+    return replace(verdict, evidence=evidence, remedies=first + others, hint=hint)
 
 
 def _verdict(ranks: Ranks, stepped: Tensor, facts: Facts) -> Diagnosis:

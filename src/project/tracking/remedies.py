@@ -59,6 +59,11 @@ class Facts:
     def cores_per_rank(self) -> int:
         return max(1, self.cores // self.ranks_here)
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether the ranks of a host compute on more threads than it has cores."""
+        return not self.on_gpu and self.ranks_here * self.threads > self.cores
+
 
 UNCOMPILED = ("DataParallelStrategy", "LayerSplitStrategy", "PipelineStrategy")  # they refuse model.compile=true
 SPREAD = ("DDPStrategy", "SingleDeviceStrategy")  # more devices make their batches smaller, and nothing else
@@ -78,9 +83,27 @@ INEXACT = (
 )
 
 
+COMPILING = "model.compile=true"
+
+
+def price(override: str) -> str:
+    """What a remedy costs besides being typed; empty where that is nothing."""
+    if override == COMPILING:
+        return " (for longer trainings: compiling takes up to a minute before they begin)"
+    return " (changes what is trained)" if changes_results(override) else ""
+
+
 def changes_results(override: str) -> bool:
     """Whether a remedy is another experiment, and not the same one faster."""
     return override.startswith(INEXACT)
+
+
+def against_crowding(facts: Facts) -> Remedies:
+    """More threads want to compute than there are cores: as many ranks as cores that the batch can be shared by."""
+    if facts.ranks_here <= facts.cores:
+        return (f"launch.threads_per_rank={facts.cores_per_rank}",)
+    fitting = (ranks for ranks in range(facts.cores, 1, -1) if facts.batch_size % ranks == 0)
+    return (f"trainer.devices={next(fitting, 1)}",)
 
 
 def against_input(facts: Facts) -> Remedies:
@@ -134,7 +157,7 @@ def against_computing(facts: Facts) -> Remedies:
 
 def _compile(facts: Facts) -> str | None:
     may = facts.can_compile and not facts.compiled and facts.strategy not in UNCOMPILED
-    return "model.compile=true" if may else None
+    return COMPILING if may else None
 
 
 def _larger_batch(facts: Facts) -> str | None:
