@@ -20,7 +20,7 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
 
     from project.data.sharing import share
     from project.launch.build import build, build_all
-    from project.launch.capabilities import untestable
+    from project.launch.capabilities import batch_noted, untestable
     from project.launch.checkpoint import best_checkpoint, loading
     from project.launch.ending import ended_early
     from project.launch.full_disk import spare_curves
@@ -50,7 +50,7 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
         if hasattr(logger, "start_run"):
             logger.start_run(masked(config), run.environment, select_hparams(masked(config), run.overrides))
 
-    with loading(start.path):
+    with batch_noted(model, config), loading(start.path):
         trainer.fit(model, datamodule=datamodule, ckpt_path=start.path, weights_only=True)
     why = ended_early(trainer)  # before the test takes the callbacks back to the best checkpoint
     metrics = states.logged | {name: float(value) for name, value in trainer.callback_metrics.items()}

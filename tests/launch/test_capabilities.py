@@ -1,5 +1,7 @@
 """What models and data of a user's own can be asked for."""
 
+from typing import Any
+
 import lightning as L
 import pytest
 import torch
@@ -8,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from project.data import DigitsDataModule
 from project.errors import UserError
-from project.launch.capabilities import forward_explained, unpredicting, untestable
+from project.launch.capabilities import batch_noted, forward_explained, unpredicting, untestable
 from small_classifier import Classifier
 
 
@@ -62,3 +64,37 @@ class OfImagesWithStep(OfImages):
 def test_an_error_in_an_own_predict_step_stays_what_it_is() -> None:
     with pytest.raises(IndexError):
         predict(OfImagesWithStep(), torch.randn(8, 6), torch.arange(8))
+
+
+class OfPairs(L.LightningModule):
+    """The digits are dicts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(64, 10)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters())
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        image, label = batch
+        return nn.functional.cross_entropy(self.net(image), label)
+
+
+DIGITS = f"{DigitsDataModule.__module__}.DigitsDataModule"
+
+
+@pytest.mark.parametrize(("data", "is_told"), [(DIGITS, True), ("mine.Data", False)])
+def test_an_error_of_the_first_step_says_what_its_batch_was_where_only_the_model_is_own(
+    data: str, is_told: bool
+) -> None:
+    trainer = L.Trainer(max_steps=1, logger=False, barebones=True, accelerator="cpu")
+    model = OfPairs()
+    config = {"model": {"_target_": "mine.Model"}, "data": {"_target_": data}}
+    with pytest.raises(TypeError, match="must be Tensor, not str") as raised, batch_noted(model, config):
+        trainer.fit(model, datamodule=DigitsDataModule())
+    told = (
+        f"training_step got a batch of data._target_={DIGITS}, a dict with image, label: if it is not made for that, "
+        "type data._target_=MODULE.CLASS with what goes with it"
+    )
+    assert getattr(raised.value, "__notes__", []) == ([told] if is_told else [])

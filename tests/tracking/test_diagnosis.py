@@ -223,6 +223,6 @@ def test_the_lines_say_what_and_what_to_type() -> None:
         first,
         "  try a=1",
         "  try data.batch_size=2 (changes what is trained)",
-        "  try model.compile=true (for longer trainings: compiling takes up to a minute before they begin)",
+        "  try model.compile=true (for longer trainings: it compiles before they begin)",
         "  look there",
     ]

@@ -89,7 +89,7 @@ COMPILING = "model.compile=true"
 def price(override: str) -> str:
     """What a remedy costs besides being typed; empty where that is nothing."""
     if override == COMPILING:
-        return " (for longer trainings: compiling takes up to a minute before they begin)"
+        return " (for longer trainings: it compiles before they begin)"
     return " (changes what is trained)" if changes_results(override) else ""
 
 
