@@ -289,10 +289,10 @@ def test_values_that_win_over_defaults_of_a_class_that_was_put_in_are_told(compo
     config = plain(compose(*overrides))
     preflight.fit_to_targets(config, overrides)
     won = preflight.replaced_defaults(config, overrides)
-    assert won == ["data.batch_size=64 (there 32)", "data.shuffle=True (there False)"]
+    assert won == {"data.batch_size=64": "data.batch_size=32", "data.shuffle=true": "data.shuffle=false"}
     overrides.append("data.batch_size=64")  # typed: wanted so
-    assert preflight.replaced_defaults(config, overrides) == ["data.shuffle=True (there False)"]
-    assert preflight.replaced_defaults(config, []) == []
+    assert preflight.replaced_defaults(config, overrides) == {"data.shuffle=true": "data.shuffle=false"}
+    assert preflight.replaced_defaults(config, []) == {}
 
 
 @pytest.mark.usefixtures("mine")

@@ -193,7 +193,8 @@ def _plain(
         tell(f"Left out of the config, because the classes that were put in don't take them: {_grouped(left_out)}")
     replaced = preflight.replaced_defaults(config, overrides)
     if replaced and tell is not None:
-        tell(f"Of the config, not the classes' own defaults, are: {', '.join(replaced)}")
+        own = f"type {' '.join(replaced.values())} for those"
+        tell(f"The config's {', '.join(replaced)} win over the classes' own defaults: {own}")
     preflight.check_complete(config)
     trainer = config["trainer"]
     trainer["strategy"] = strategy.resolve(trainer["strategy"])

@@ -111,7 +111,7 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("benchmark.step_ms", lambda v: v is None or _one_or_some(_positive())(v), "a number of milliseconds above 0"),
     *(
         (f"benchmark.{name}", _whole(1), "a whole number from 1")
-        for name in ("repeats", "warmup_steps", "epochs", "calls")
+        for name in ("repeats", "turn_pairs", "warmup_steps", "epochs", "calls")
     ),
     ("benchmark.steps", _whole(2), "a whole number from 2"),
     ("benchmark.start_devices", _whole(2), "a whole number from 2"),
@@ -250,10 +250,13 @@ def fit_to_targets(config: Config, overrides: list[str]) -> list[str]:
     return left_out
 
 
-def replaced_defaults(config: Config, overrides: list[str]) -> list[str]:
-    """Values of the config that win, untyped, over a default which the class that was put in has of its own."""
+def replaced_defaults(config: Config, overrides: list[str]) -> dict[str, str]:
+    """Values of the config that win, untyped, over a default which the class that was put in has of its own.
+
+    Each as ``key=value``, with what is to be typed for the class's.
+    """
     typed = {text.lstrip("+").partition("=")[0].replace("/", ".") for text in overrides}
-    replaced: list[str] = []
+    replaced: dict[str, str] = {}
     for key in GROUPS_OF_CLASSES:
         node = _select(config, key)
         if f"{key}._target_" not in typed or not isinstance(node, dict):
@@ -264,8 +267,14 @@ def replaced_defaults(config: Config, overrides: list[str]) -> list[str]:
             default = list(default) if isinstance(default, tuple) else default
             told = name != "seed" and f"{key}.{name}" not in typed  # the run's seed is everybody's
             if told and default not in (None, inspect.Parameter.empty, value):
-                replaced.append(f"{key}.{name}={value} (there {default})")
+                replaced[_override(f"{key}.{name}", value)] = _override(f"{key}.{name}", default)
     return replaced
+
+
+def _override(key: str, value: Any) -> str:
+    """``key=value`` as it is typed."""
+    text = str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")
+    return f"{key}={text}"
 
 
 def _targets_of_experiment(overrides: list[str]) -> set[str]:
