@@ -75,7 +75,7 @@ def test_overhead_is_measured_of_the_same_training(run_cli: Any, tmp_path: Path)
     ("arguments", "words"),
     [
         ("benchmark=speed", "type benchmark="),
-        ("benchmark=overhead benchmark.turn_pairs=0", "benchmark.turn_pairs= with a whole number from 1"),
+        ("benchmark=overhead benchmark.tracking_s=0", "benchmark.tracking_s= with a number of seconds above 0"),
         ("benchmark.repeats=0", "benchmark.repeats= with a whole number from 1"),
         ("benchmark=strategies benchmark.strategies=[ddp,deepspeed]", "type benchmark.strategies=[ddp,dp,fsdp]"),
         ("benchmark=strategies benchmark.devices=1", "or benchmark=scaling"),

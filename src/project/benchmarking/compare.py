@@ -90,8 +90,8 @@ def compare(
     """Measure every contender ``repeats`` times, those of a group right after each other.
 
     Within a group the order is rotated from repeat to repeat; contenders of the same process, which reports on all of
-    them, share it. Once a contender has failed, its rows carry its error,
-    and neither it nor what only those rows need is tried again.
+    them, share it. Once a contender has failed, its rows carry its error, and neither it nor what only those rows need
+    is tried again.
 
     Args:
         folder: For the processes' tasks, outputs and runs.

@@ -57,7 +57,6 @@ class Contender:
     seconds: Callable[[Measured], float]
     task: Task | None = None
     threads: int | None = 1
-
     process: str | None = None
 
 
@@ -71,7 +70,7 @@ def measure(contender: Contender, folder: Path, timeout_s: float) -> Measured:
     report, run_dir, task_file = folder / "report.json", folder / "run", folder / "task.json"
     arguments = [text.format(report=report, folder=run_dir) for text in contender.arguments]
     if contender.task is not None:
-        config = moved(contender.task.config, contender.task.config["paths"]["run_dir"], str(run_dir))
+        config = _moved(contender.task.config, contender.task.config["paths"]["run_dir"], str(run_dir))
         replace(contender.task, report=str(report), config=config).write(task_file)
         arguments.append(str(task_file))
     # Each rank has its share of the cores unless the user said otherwise. How idle threads wait is the same for all:
@@ -101,12 +100,12 @@ def measure(contender: Contender, folder: Path, timeout_s: float) -> Measured:
     return Measured(started_s, wall_s, json.loads(report.read_text()) if report.exists() else {})
 
 
-def moved(node: Any, old: str, new: str) -> Any:
+def _moved(node: Any, old: str, new: str) -> Any:
     """A config with every path below one folder (checkpoints, event files) moved below another."""
     if isinstance(node, dict):
-        return {key: moved(child, old, new) for key, child in node.items()}
+        return {key: _moved(child, old, new) for key, child in node.items()}
     if isinstance(node, list):
-        return [moved(child, old, new) for child in node]
+        return [_moved(child, old, new) for child in node]
     return new + node.removeprefix(old) if isinstance(node, str) and node.startswith(old) else node
 
 

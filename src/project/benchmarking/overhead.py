@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 
-from project.benchmarking import in_turns
+from project.benchmarking import tracking_turns
 from project.benchmarking.compare import Comparison, compare
 from project.benchmarking.measure import (
     Contender,
@@ -40,7 +40,7 @@ def compare_overhead(
     tiny_batch_size: int,
     step_ms: list[float],
     measured_s: float,
-    turn_pairs: int,
+    tracking_s: float,
     epochs: int,
     start_devices: int,
     repeats: int,
@@ -57,8 +57,8 @@ def compare_overhead(
         tiny_width: Units of the two hidden layers of the smallest net.
         tiny_batch_size: Its batch size.
         step_ms: Lengths of the longer steps; ranks, tracking and validation take the last.
-        measured_s: About how long steps are measured in each process, for tracking in each turn.
-        turn_pairs: Trainings with and without tracking in each of its processes.
+        measured_s: About how long steps are measured in each process.
+        tracking_s: The same for tracking, on and off by turns.
         epochs: Measured epochs of the digits.
         start_devices: Ranks whose start is compared.
         repeats: Fresh processes for each side of each row.
@@ -84,9 +84,11 @@ def compare_overhead(
     if "ranks" in parts:
         groups.append(two_ranks(*sized(step_ms[-1], 2), step_ms[-1]))
     if "tracking" in parts:
-        often_s = min(5.0, measured_s / 2)  # so that windows end while steps are measured: a little more than it costs
+        steps = _steps(step_ms[-1], tracking_s)
+        plain = training_config(config, batch_size, steps)
         for devices in (1, 2, 4):
-            groups.append(tracking(*sized(step_ms[-1], devices), step_ms[-1], devices, turn_pairs, often_s))
+            wide, _ = sized(step_ms[-1], devices)
+            groups.append(tracking(plain | {"model": wide["model"]}, steps, step_ms[-1], devices))
     if "validation" in parts:
         wide, num_batches = sized(step_ms[-1], 1, "validate")
         short = training_config(config, batch_size, steps=1, val_batches=num_batches)
@@ -144,21 +146,17 @@ def two_ranks(config: Config, steps: int, length_ms: float) -> Group:
     return [Comparison(f"{what}: hand-written DDP", "step", ours, by_hand, 0.97)]
 
 
-def tracking(config: Config, steps: int, length_ms: float, devices: int, pairs: int, interval_s: float) -> Group:
-    """The tracker that is on by default, against the same training without it, in turns in the same processes."""
+def tracking(config: Config, steps: int, length_ms: float, devices: int) -> Group:
+    """The tracker that is on by default, against the same training without it, in turns of a few steps."""
     what = f"{devices} rank{'s' if devices > 1 else ''}, steps of {length_ms:g} ms"
-    tracker = config["callbacks"]["tracker"] | {"interval_s": interval_s}
-    config = config | {"callbacks": config["callbacks"] | {"tracker": tracker}}
     both = template(f"tracking, {what}", config, steps, 0, strategy="ddp" if devices > 1 else "auto", devices=devices)
+    assert both.task is not None
+    task = replace(both.task, measure="tracking")
     on, off = (
         replace(
-            both,
-            name=name,
-            arguments=["-m", "project.benchmarking.in_turns", "tracker", str(pairs)],
-            seconds=in_turns.seconds_per_step(side, steps // 5),
-            process=both.name,
+            both, name=name, task=task, process=both.name, seconds=tracking_turns.seconds_per_step(tracked, steps // 5)
         )
-        for name, side in ((both.name, "with"), (f"no {both.name}", "without"))
+        for name, tracked in ((both.name, True), (f"no {both.name}", False))
     )
     return [Comparison(f"tracking, {what}: without", "step", on, off, 0.99)]
 

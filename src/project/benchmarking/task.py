@@ -22,7 +22,7 @@ class Task:
         report: The file that the process, or its rank 0, writes.
         strategy: ``single``, ``ddp``, ``dp`` or ``fsdp``.
         devices: Ranks; for dp, devices of one process.
-        measure: ``train``, or ``validate`` for batches of the validation set.
+        measure: ``train``, ``validate`` for batches of the validation set, or ``tracking`` for steps with and without.
     """
 
     config: dict[str, Any]

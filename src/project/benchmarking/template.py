@@ -16,27 +16,22 @@ from project.errors import sentence
 from project.launch.job import run_job
 
 
-def run_template(function: str, config: dict[str, Any]) -> None:
-    """Run ``function`` (``module:name``) on every rank, as the command does; an error ends the process in a line."""
+def train(task: Task) -> None:
+    callbacks = task.config.get("callbacks") or {}
+    step_times: dict[str, Any] = {"report": task.report, "steps": task.steps}
+    if task.measure == "tracking":
+        step_times |= {"_target_": "project.benchmarking.tracking_turns.TrackingTurns"}
+    else:
+        step_times |= {"_target_": "project.benchmarking.step_times.StepTimes", "measure": task.measure}
+    config = task.config | {"callbacks": {**callbacks, "step_times": step_times}}
+    run_job("project.train:train", OmegaConf.create(config), overrides=[])
+
+
+if __name__ == "__main__":
     try:
-        run_job(function, OmegaConf.create(config), overrides=[])
+        train(Task.from_command_line())
     except Exception as error:
         text = sentence(error)
         if text is None:
             traceback.print_exc()
         sys.exit(f"error: {text or error}")
-
-
-def with_step_times(task: Task) -> dict[str, Any]:
-    """The task's config with the callback that writes its report."""
-    step_times = {
-        "_target_": "project.benchmarking.step_times.StepTimes",
-        "report": task.report,
-        "steps": task.steps,
-        "measure": task.measure,
-    }
-    return task.config | {"callbacks": {**(task.config.get("callbacks") or {}), "step_times": step_times}}
-
-
-if __name__ == "__main__":
-    run_template("project.train:train", with_step_times(Task.from_command_line()))

@@ -111,11 +111,12 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("benchmark.step_ms", lambda v: v is None or _one_or_some(_positive())(v), "a number of milliseconds above 0"),
     *(
         (f"benchmark.{name}", _whole(1), "a whole number from 1")
-        for name in ("repeats", "turn_pairs", "warmup_steps", "epochs", "calls")
+        for name in ("repeats", "warmup_steps", "epochs", "calls")
     ),
     ("benchmark.steps", _whole(2), "a whole number from 2"),
     ("benchmark.start_devices", _whole(2), "a whole number from 2"),
     ("benchmark.measured_s", _positive(), "a number of seconds above 0"),
+    ("benchmark.tracking_s", _positive(), "a number of seconds above 0"),
     ("benchmark.timeout_s", _positive(), "a number of seconds above 0"),
     ("benchmark.budget_s", _positive(), "a number of seconds above 0"),
     ("benchmark.min_gain", _positive(0), "a share from 0, as 0.03"),

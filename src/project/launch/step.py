@@ -52,7 +52,6 @@ class Hooks:
     def __init__(self, trainer: L.Trainer) -> None:
         self.trainer: Any = trainer
         self.module: Any = trainer.lightning_module
-        self.profiler: Any = trainer.profiler  # type: ignore[attr-defined]
         chosen = self.profiler.inner if isinstance(self.profiler, PhaseProfiler) else self.profiler
         self.are_observed = not isinstance(chosen, PassThroughProfiler) or call.log.isEnabledFor(logging.DEBUG)
         self._callbacks: list[Callback] = []
@@ -62,6 +61,10 @@ class Hooks:
         self._transfers_as_usual = is_inherited(trainer.strategy, Strategy, "batch_to_device") and all(
             is_inherited(selector.get_instance(name), DataHooks, name) for name in TRANSFER
         )
+
+    @property
+    def profiler(self) -> Any:  # may be another from one step to the next
+        return self.trainer.profiler
 
     def __call__(self, name: str, *arguments: Any) -> Any:
         """Call a hook of the callbacks, then the model's, which may return something."""

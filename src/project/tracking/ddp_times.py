@@ -10,6 +10,8 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+NEVER = 2**31 - 1  # steps
+
 
 class DDPTimes:
     """The time that gradients take on their way, exposed and hidden behind the backward pass.
@@ -25,10 +27,17 @@ class DDPTimes:
         self._exposed_ms: list[float] = []
         self._overlap_ms: list[float] = []
         self._last_iteration = -1
-        set_rate = getattr(self._model, "_set_ddp_runtime_logging_sample_rate", None)
+        self._set_rate: Callable[[int], None] | None = getattr(
+            self._model, "_set_ddp_runtime_logging_sample_rate", None
+        )
         self._read_data: Callable[[], dict[str, Any]] | None = getattr(self._model, "_get_ddp_logging_data", None)
-        if set_rate is not None:
-            set_rate(sample_every)
+        self._sample_every = sample_every
+        self.switch(True)
+
+    def switch(self, on: bool) -> None:
+        """Let DDP measure, or never."""
+        if self._set_rate is not None:
+            self._set_rate(self._sample_every if on else NEVER)
 
     def read(self) -> None:
         """Note the last step that DDP measured: 7 to 70 microseconds."""

@@ -96,6 +96,19 @@ class Tracker(Callback):
         self._validations_s: list[float] = []
         self._overview = self.diagnosis = None
 
+    def switch(self, trainer: L.Trainer, on: bool) -> None:
+        """Measure, or neither measure nor cost anything, from the next step of the training on; the same on all ranks.
+
+        Steps that are not measured are in no curve and no verdict.
+        """
+        assert self._profiler is not None, "no training is under way"
+        self._pause()
+        self._ddp.switch(on)
+        trainer.profiler = self._profiler if on else self._profiler.inner  # type: ignore[attr-defined]
+        # A list of its own: a hook's may be at work.
+        others = [callback for callback in trainer.callbacks if callback is not self]  # type: ignore[attr-defined]
+        trainer.callbacks = [self, *others] if on else others  # type: ignore[attr-defined]
+
     @property
     def ranks(self) -> Ranks | None:
         """The whole training as one window, on rank 0."""
