@@ -6,6 +6,9 @@ from typing import Any
 
 import lightning as L
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from comparison import Run
 from faults.noisy import NoisyModel
@@ -64,6 +67,39 @@ def test_a_model_that_has_no_test_is_told(run: Run, again: Run) -> None:
     with pytest.raises(UserError, match="Untested has no test_step: define it, or type split=val"):
         again("evaluate", folder)
     assert "val/loss" in again("evaluate", folder, "split=val")[1]
+
+
+class Rows(L.LightningDataModule):
+    def loader(self) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(torch.eye(6), torch.arange(6)), 3)
+
+    train_dataloader = val_dataloader = predict_dataloader = loader
+
+
+class Sorting(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(6, 6)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log("val_loss", self.training_step(batch, batch_idx))
+
+    def predict_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return self.net(batch[0]).argmax(dim=1)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters())
+
+
+def test_a_split_that_an_own_predict_dataloader_would_ignore_is_refused(run: Run, again: Run) -> None:
+    own = (f"data._target_={__name__}.Rows", f"model._target_={__name__}.Sorting", "monitor=val_loss", "mode=min")
+    folder, _ = run(*QUIET, *own, "trainer.max_epochs=1", "logger=none", "test=false")
+    with pytest.raises(UserError, match=r"split=val was typed, and Rows\.predict_dataloader decides"):
+        again("predict", folder, "split=val")
+    assert again("predict", folder)[1] == {"samples": 6}
 
 
 def test_other_architecture_is_told(trained: tuple[Path, dict[str, float]], again: Run) -> None:

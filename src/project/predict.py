@@ -33,6 +33,9 @@ def predict(config: dict[str, Any], run: Run) -> Outcome:
         datamodule.predict_split = config["split"]
     elif type(datamodule).predict_dataloader is L.LightningDataModule.predict_dataloader:
         raise UserError(f"{type(datamodule).__name__} has no predict_dataloader: add one that does not shuffle")
+    elif typed := [text for text in run.overrides if text.startswith("split=")]:
+        own = type(datamodule).__name__
+        raise UserError(f"{typed[-1]} was typed, and {own}.predict_dataloader decides what is predicted: leave it out")
     share(datamodule, config["seed"])
     writer = PredictionWriter(run.folder / f"predictions.{config['format']}")
     trainer: L.Trainer = build(

@@ -62,7 +62,7 @@ def batch_noted(model: L.LightningModule, config: dict[str, Any]) -> Iterator[No
     try:
         yield
     except Exception as error:
-        of_project = {key: is_of_project(config[key]["_target_"]) for key in ("model", "data")}
+        of_project = {key: _is_of_project(config[key]["_target_"]) for key in ("model", "data")}
         found = _failed_step(model, error)
         if found is not None and of_project["model"] != of_project["data"] and not model.global_step:
             step, batch = found
@@ -75,7 +75,7 @@ def batch_noted(model: L.LightningModule, config: dict[str, Any]) -> Iterator[No
         raise
 
 
-def is_of_project(target: str) -> bool:
+def _is_of_project(target: str) -> bool:
     """Whether a ``_target_`` is one of this package."""
     return target.startswith(f"{__name__.partition('.')[0]}.")
 
