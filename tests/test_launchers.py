@@ -182,9 +182,12 @@ def test_ranks_of_torchrun_share_one_run_folder_whenever_they_start(tmp_path: Pa
     check_two_ranks(tmp_path)
 
 
-def test_torchrun_with_another_number_of_ranks_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", ["0", "1"])
+def test_torchrun_with_another_number_of_ranks_is_told(tmp_path: Path, late: str) -> None:
+    script = tmp_path / "late.py"
+    script.write_text(LATE.replace('int(os.environ["RANK"])', f'3 * (os.environ["RANK"] == "{late}")'))
     command = [*TORCHRUN, "--log-dir", str(tmp_path / "torchrun"), "--standalone"]
-    result = start([*command, "-m", "project.train", *FAST, "trainer.devices=4"], tmp_path)
+    result = start([*command, str(script), *FAST, "trainer.devices=4"], tmp_path)
     assert result.returncode == 1
     assert result.stderr.count("error: torchrun started 2 ranks") == 1
     assert "type trainer.devices=2" in result.stderr

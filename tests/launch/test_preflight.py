@@ -64,6 +64,7 @@ VALUES: dict[str, tuple[list[str], list[str]]] = {
     "benchmark.epochs": (["1"], ["0", "1.5", "null"]),
     "benchmark.steps": (["2"], ["1", "1.5", "null"]),
     "benchmark.start_devices": (["2"], ["1", "1.5", "null"]),
+    "benchmark.tracking_s": (["0.1"], ["0", "x", "null"]),
     "benchmark.measured_s": (["0.1"], ["0", "x", "null"]),
     "benchmark.timeout_s": (["0.1"], ["0", "x", "null"]),
     "benchmark.kinds": (["[weak]", "[strong,weak]"], ["weak", "[]", "[big]", "null"]),
@@ -81,7 +82,8 @@ BAD = [(key, value) for key, (_, bad) in VALUES.items() for value in bad]
 def base(compose: Compose) -> dict[str, Any]:
     """The config of a training run; ``format`` and ``split`` are predict's, ``benchmark`` is that of all kinds."""
     of_others = (
-        "parts=[tiny]", "measured_s=1", "epochs=1", "start_devices=4", "kinds=[weak]", "batch_sizes=[1]", "calls=1",
+        "parts=[tiny]", "measured_s=1", "tracking_s=1", "epochs=1", "start_devices=4", "kinds=[weak]",
+        "batch_sizes=[1]", "calls=1",
         "budget_s=1", "min_gain=0.1", "allow_inexact=false",
     )  # fmt: skip
     added = (f"+benchmark.{key}" for key in of_others)

@@ -25,6 +25,7 @@ def make_groups(rank: int, port: int) -> None:
         groups = [*mesh.get_all_groups(), mesh["a", "c"]._flatten("both").get_group(), dist.new_group()]
     assert {group._get_backend(CPU).options._timeout for group in groups} == {TIMEOUT}
     assert dist.new_group()._get_backend(CPU).options._timeout > TIMEOUT
+    dist.barrier()  # the other rank has its groups, too
     dist.destroy_process_group()
 
 

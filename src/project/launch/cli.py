@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from project.errors import FULL_ERROR, full_tracebacks, sentence
-from project.launch import cpu, start_up, usage
+from project.launch import cpu, devices, start_up, usage
 from project.launch.ahead import Server
 from project.launch.composition import (
     check_choices,
@@ -27,6 +28,8 @@ from project.launch.run import Outcome
 from project.launch.run_folder import CLAIMED
 from project.launch.stopping import TOLD
 from project.sweep.plugins import ask_for_several_jobs, go_on_with_sweep, register_plugins
+
+PATIENCE_S = 20
 
 Prepare = Callable[[str, list[str]], str]
 Job = Callable[[str, DictConfig, list[str], str, Path | None], Outcome]
@@ -143,9 +146,22 @@ def _tell(error: Exception, config_name: str, wants_traceback: bool) -> int:
         text = str(error)  # the rank's own traceback
     if wants_traceback or text is None:
         traceback.print_exception(error)
-    elif _is_first_rank():
+    elif _is_told_here():
         print(f"error: {text}", file=sys.stderr)
     return 1
+
+
+def _is_told_here() -> bool:
+    """Once for all ranks, by the first; of torchrun's by another where the first goes on.
+
+    torchrun ends all ranks as soon as one has ended: the others wait for the first, which may come later, to tell it.
+    """
+    if _is_first_rank():
+        return True
+    if devices.started_by() != "torchrun":
+        return False
+    time.sleep(PATIENCE_S)
+    return True
 
 
 def _is_first_rank() -> bool:
