@@ -28,9 +28,12 @@ def lateness(
     if num_ranks < 2 or not follows.any():
         return torch.full((num_ranks,), torch.nan, dtype=came_s.dtype)
     came_s = came_s - came_s.min()  # seconds since 1970 leave few digits for microseconds
-    own, after = came_s[:, :-1][:, follows], came_s[:, 1:][:, follows]
-    last = own.max(dim=0).values if groups is None else _last_of_group(own, groups[:, :-1][:, follows])
-    began = torch.where(waits[follows] & (after >= last), last, own)
+    own, after, groups = came_s[:, :-1], came_s[:, 1:], None if groups is None else groups[:, :-1]
+    if not follows.all():  # else copies of all would cost as much as the rest
+        own, after, waits = own[:, follows], after[:, follows], waits[follows]
+        groups = None if groups is None else groups[:, follows]
+    last = own.max(dim=0).values if groups is None else _last_of_group(own, groups)
+    began = torch.where(waits & (after >= last), last, own)
     worked = after - began
     excess = (worked - median_of_others(worked)).clamp(min=0).sum(dim=1, keepdim=True)
     late = (excess - median_of_others(excess)).clamp(min=0)[:, 0]
@@ -50,9 +53,11 @@ def _last_of_group(came_s: Tensor, groups: Tensor) -> Tensor:
     """The latest coming among the ranks of equal number, by column; (R, C)."""
     result = torch.empty_like(came_s)
     # Few ways to group the ranks come again and again: the dimensions of a mesh.
-    ways, way_of = torch.unique(groups, dim=1, return_inverse=True)
-    for number, way in enumerate(ways.unbind(dim=1)):
-        columns = way_of == number
+    is_left = torch.ones(groups.shape[1], dtype=torch.bool)
+    while is_left.any():
+        way = groups[:, int(is_left.int().argmax())]
+        columns = (groups == way[:, None]).all(dim=0)
+        is_left &= ~columns
         _, group_of = torch.unique(way, return_inverse=True)
         own = came_s[:, columns]
         last = own.new_full((int(group_of.max()) + 1, own.shape[1]), -torch.inf)
