@@ -174,7 +174,7 @@ def test_stopped_rank_is_named_and_the_stacks_of_all_are_written(start: Start) -
 def test_rank_that_hangs_starts_again(start: Start) -> None:
     command = start(
         "trainer.devices=2", "trainer.max_epochs=2", "++model.at=4", "++model.who=1", "++model.what=hang_once",
-        "launch.hang_timeout_s=2", "launch.max_restarts=1",
+        "launch.hang_timeout_s=5", "launch.max_restarts=1",
     )  # fmt: skip
     assert command.wait(60) == 0, command.output()
     assert "rank 1 hangs" in command.output()
