@@ -26,8 +26,8 @@ def doctor(folder: Path, *arguments: str, after: str = "", through: tuple[str, .
 
 def test_a_machine_without_gpu_is_ready_and_measured(tmp_path: Path) -> None:
     code, found = doctor(tmp_path, "--ranks", "3")
+    assert found["ready"] is True, found
     assert code == 0
-    assert found["ready"] is True
     assert found["CPU matrix product"]["figures"]["gflop_per_s"] > 1
     for num_ranks in (2, 3):
         rates = found[f"all-reduce of {num_ranks} ranks"]["figures"]

@@ -19,7 +19,8 @@ from project.checkup.finding import Finding, Status
 from project.examples import Parser, split_doc
 
 MARKS = {Status.GOOD: "[green]✓[/]", Status.WARNING: "[yellow]![/]", Status.BROKEN: "[red]✗[/]"}
-ALL_REDUCE_TIMEOUT_S = 20
+START_S = 60  # at most, for ranks that import torch, beside other work
+RANK_S = 4  # more for each, where there are more of them than cores
 Section = tuple[str, Callable[[], Iterator[Finding]]]
 
 
@@ -81,7 +82,7 @@ def _sections(outputs: Path, num_ranks: int | None, measure: bool) -> Iterator[S
         yield "Speed", speed.check
         most = num_ranks or num_gpus or min(4, os.cpu_count() or 1)
         if most > 1:
-            yield "Ranks", partial(all_reduce.check, most, ALL_REDUCE_TIMEOUT_S)
+            yield "Ranks", partial(all_reduce.check, most, START_S + RANK_S * most)
 
 
 def _print_finding(finding: Finding) -> None:

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.timeout(60)
 
 # What the ranks run: they import it by its name, from sys.path.
 MODULE = '''
-import json, os, signal, sys
+import json, os, signal, sys, time
+from datetime import timedelta
 preloaded = "lightning" in sys.modules
 import torch
 import torch.distributed as dist
@@ -72,6 +73,14 @@ def interrupt(config, run):
         os.kill(config["launcher"], signal.SIGINT)
     dist.barrier()
     dist.barrier() if run.rank else signal.pause()
+
+
+def interrupt_while_torch_waits(config, run):
+    if run.rank == 1:
+        dist.HashStore().wait(["what rank 0 would have said"], timedelta(seconds=100))
+    time.sleep(0.5)
+    os.kill(config["launcher"], signal.SIGINT)
+    signal.pause()
 '''
 
 RunRanks = Callable[..., Outcome]
@@ -240,6 +249,13 @@ def test_ctrl_c_ends_all_ranks_and_is_told_as_what_it_was(run_ranks: RunRanks) -
     with pytest.raises(Stopped) as info:
         run_ranks("interrupt", 2, launcher=os.getpid())
     assert (info.value.code, info.value.saved) == (130, False)
+
+
+def test_ctrl_c_ends_a_rank_that_waits_for_one_that_has_left(run_ranks: RunRanks) -> None:
+    began = time.monotonic()
+    with pytest.raises(Stopped):
+        run_ranks("interrupt_while_torch_waits", 2, launcher=os.getpid())
+    assert time.monotonic() - began < 50, "it was given the time of a rank that saves"
 
 
 def words(rank: int, time_ns: int, sentence: str | None) -> str:

@@ -77,7 +77,7 @@ def _rank(rank: int, num_ranks: int, folder: str, report: str) -> None:
         torch.cuda.set_device(device)
     torch.set_num_threads(1)
     dist.init_process_group(
-        backend, init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks, timeout=timedelta(seconds=30)
+        backend, init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks, timeout=timedelta(seconds=60)
     )
     rows = []
     counts = [2**power for power in range(1, num_ranks.bit_length()) if 2**power < num_ranks] + [num_ranks]

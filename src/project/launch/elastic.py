@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from project.launch.heartbeat import Heartbeats, describe_hang
+from project.launch.rank import AGREED
 from project.launch.stopping import EXIT_CODES, SIGNALS
 
 STOP_TIMEOUT_S = 2  # from a rank's failure to the end of the others: they may finish their logs in between
@@ -105,6 +107,7 @@ class Agent(LocalElasticAgent):
         self.grace_s = grace_s
         self.before_restart = before_restart
         self.stop_signal = 0
+        self._agreed = Path(logs, AGREED)
         self.hang: str | None = None
         self._stop_at = 0.0
         self._look_at = 0.0
@@ -152,9 +155,10 @@ class Agent(LocalElasticAgent):
         if not dead:
             result: RunResult = super()._monitor_workers(worker_group)
             return result
-        # Who was asked to stop has saved together with the others, which are about to end.
+        # Who was asked to stop has saved together with the others, which are about to end; or it has left them, and
+        # they may wait for it within torch, where no signal is heard.
         asked = any(code in EXIT_CODES for code in dead.values())
-        self._wait_for_end(self.grace_s if asked else STOP_TIMEOUT_S)
+        self._wait_for_end(self.grace_s if asked and self._agreed.exists() else STOP_TIMEOUT_S)
         self._signal_ranks(signal.SIGKILL)
         failures = {
             rank: ProcessFailure(local_rank=rank, pid=self._processes()[rank].pid, exitcode=code, error_file="<N/A>")

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
 GRACE_S = 0.3  # three looks of the launcher
-SAVED = "saved"  # a file beside the last words: the run stopped, and its state lies in a checkpoint
+# Files beside the last words: all ranks stop at the same step; and their state lies in a checkpoint.
+AGREED = "agreed"
+SAVED = "saved"
 
 # Of a CUDA device, and of the host.
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
@@ -85,10 +87,6 @@ def main(assignment: Assignment, lifeline: Connection) -> Outcome | None:
                 try:
                     with faults_explained(assignment.config, world_size):
                         outcome = load(assignment.function)(assignment.config, run)
-                except Stopped as stopped:
-                    if stopped.saved and rank == 0:
-                        (assignment.errors / SAVED).touch()
-                    raise
                 except Exception as error:
                     # Before the group is left: the others fail as soon as they miss this rank.
                     _leave_last_words(assignment.errors, rank, error)
@@ -97,6 +95,12 @@ def main(assignment: Assignment, lifeline: Connection) -> Outcome | None:
             _leave_last_words(assignment.errors, rank, error)
             # A rank that was killed leaves no words; the launcher must see it end before those that missed it.
             time.sleep(GRACE_S)
+            raise
+        except Stopped as stopped:
+            if stopped.by_all:
+                (assignment.errors / AGREED).touch()
+            if stopped.saved and rank == 0:
+                (assignment.errors / SAVED).touch()
             raise
     return outcome if rank == 0 else None
 

@@ -104,7 +104,7 @@ class LastCheckpoint(Checkpoint, BetweenSteps):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         REQUEST.deferred = False
         if asked := self._agreement.asked(now=True):
-            raise Stopped(asked, saved=self._saved_after == trainer.global_step)
+            raise self._stopped(asked, trainer)
 
     def on_exception(self, *_: Any) -> None:
         REQUEST.deferred = False
@@ -122,7 +122,7 @@ class LastCheckpoint(Checkpoint, BetweenSteps):
         if can_save and (asked or (self._is_due and not _is_validated_next(trainer))):
             self._save(trainer, is_last=bool(asked))
         if asked:
-            raise Stopped(asked, saved=self._saved_after == step)
+            raise self._stopped(asked, trainer)
 
     def on_epoch_done(self, trainer: L.Trainer) -> None:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -134,7 +134,7 @@ class LastCheckpoint(Checkpoint, BetweenSteps):
         if by_epochs or is_last or self._is_due:
             self._save(trainer, is_last)
         if asked:
-            raise Stopped(asked, saved=self._saved_after == trainer.global_step)
+            raise self._stopped(asked, trainer)
 
     def on_validation_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING or trainer.should_stop:
@@ -148,7 +148,10 @@ class LastCheckpoint(Checkpoint, BetweenSteps):
             # As it was before the validation, which a run that goes on begins anew.
             if self._can_go_on_inside:
                 self._save(trainer, is_last=True)
-            raise Stopped(asked, saved=self._saved_after == trainer.global_step)
+            raise self._stopped(asked, trainer)
+
+    def _stopped(self, asked: int, trainer: L.Trainer) -> Stopped:
+        return Stopped(asked, saved=self._saved_after == trainer.global_step, by_all=True)
 
     def _save(self, trainer: L.Trainer, is_last: bool) -> None:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]

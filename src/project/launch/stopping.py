@@ -24,12 +24,14 @@ class Stopped(SystemExit):
     Args:
         signum: The signal.
         saved: Whether its state lies in a checkpoint, to the last step.
+        by_all: Whether all ranks agreed to stop here; else this one left the others where it was.
     """
 
-    def __init__(self, signum: int, saved: bool = False) -> None:
+    def __init__(self, signum: int, saved: bool = False, by_all: bool = False) -> None:
         super().__init__(128 + signum)
         self.signum = signum
         self.saved = saved
+        self.by_all = by_all
 
 
 class Request:
