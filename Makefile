@@ -14,7 +14,7 @@ TORCH_INDEX ?=
 PIP_ARGS    ?=
 ARGS        ?=
 # Tests that run at once, each file as a whole by one of so many processes; 0: one after another in this one.
-WORKERS     ?= 4
+WORKERS     ?= 3
 
 PY    := $(VENV)/bin/python
 PIP    = $(PY) -m pip install --quiet $(PIP_ARGS)
