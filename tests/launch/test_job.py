@@ -30,7 +30,7 @@ def test_a_job_of_a_sweep_leaves_it_to_the_sweep_to_tell_of_it(
     if in_sweep:
         assert out == ""
     else:
-        assert out.count("Left out of the config") == out.count("train digits_mlp on 2 ranks") == 1
+        assert out.count("Left out of the config") == out.count("train digits_mlp on digits, 2 ranks") == 1
         assert "val/loss" in out
 
 

@@ -7,7 +7,7 @@ import pytest
 from project.launch.run import Outcome, Run
 from project.launch.summary import announce, summarize
 
-CONFIG = {"name": "digits", "monitor": "val/accuracy"}
+CONFIG = {"name": "mlp", "monitor": "val/accuracy", "data": {"_target_": "project.data.DigitsDataModule"}}
 
 
 def test_the_best_value_stands_beside_the_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,6 +55,16 @@ def test_the_devices_of_one_process_are_told(tmp_path: Path, capsys: pytest.Capt
     announce("train", CONFIG, run, 4, 4)
     summarize("train", CONFIG, run, Outcome({}, train_s=1.0, num_devices=4))
     one, four, *table = capsys.readouterr().out.splitlines()
-    assert "on 1 rank with 4 devices," in one
-    assert "on 4 ranks," in four
+    assert "on digits, 1 rank with 4 devices," in one
+    assert "on digits, 4 ranks," in four
     assert any("1.0 s on 1 rank with 4 devices" in line for line in table)
+
+
+@pytest.mark.parametrize(
+    ("target", "data"), [("project.data.SyntheticImages", "synthetic"), ("plain.Data", "plain.Data")]
+)
+def test_the_first_line_names_the_data_by_their_choice_or_class(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str, data: str
+) -> None:
+    announce("train", {"name": "model", "seed": 3, "data": {"_target_": target}}, Run(tmp_path, [], {}, 0.0), 2, 2)
+    assert capsys.readouterr().out == f"train model on {data}, 2 ranks, seed 3, in {tmp_path}\n"

@@ -10,14 +10,26 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from project.launch.composition import config_folder
 from project.launch.run import Outcome, Run
 
 
 def announce(kind: str, config: dict[str, Any], run: Run, world_size: int, num_devices: int) -> None:
-    """One line at the start: what runs, on how many ranks, and where its folder is."""
+    """One line at the start: what runs, on which data, on how many ranks, and where its folder is."""
     ranks = _ranks(world_size, num_devices if world_size == 1 else 1)
-    name = config.get("name", "unnamed")
-    print(f"{kind} {name} on {ranks}, seed {config.get('seed')}, in {shorten(run.folder)}", flush=True)
+    name, data, seed = config.get("name", "unnamed"), _data_of(config), config.get("seed")
+    print(f"{kind} {name} on {data}, {ranks}, seed {seed}, in {shorten(run.folder)}", flush=True)
+
+
+def _data_of(config: dict[str, Any]) -> str:
+    """The choice of ``data`` whose class it is, as ``digits``; the class itself where it is of no one choice.
+
+    By the class and not by what was typed, since a checkpoint's config, or an experiment's, may say it too.
+    """
+    target = str(config["data"]["_target_"])
+    files = (config_folder() / "data").glob("*.yaml")
+    choices = [path.stem for path in files if f"\n_target_: {target}\n" in f"\n{path.read_text()}\n"]
+    return choices[0] if len(choices) == 1 else target
 
 
 def summarize(kind: str, config: dict[str, Any], run: Run, outcome: Outcome) -> None:
