@@ -137,7 +137,7 @@ def explain(error: Exception, config_name: str, arguments: Sequence[str] = ()) -
             f"({' '.join(str(error).split())})"
         )
     if isinstance(error, ConfigCompositionException):
-        return _explain_override(f"{error}\n{error.__cause__ or ''}", list(_keys(config_name, arguments)), config_name)
+        return _explain_override(f"{error}\n{error.__cause__ or ''}", config_name, arguments)
     if isinstance(error, MissingMandatoryValue):
         return f"{_full_key(error)} has no value: type {_full_key(error)}=VALUE"
     if isinstance(error, InterpolationKeyError):
@@ -177,7 +177,20 @@ def _explain_choice(error: MissingConfigException) -> str:
     return f"{group}={choice} can't be chosen, the choices are {', '.join(error.options)}: {advice}"
 
 
-def _explain_override(message: str, keys: list[str], config_name: str) -> str:
+def _explain_override(message: str, config_name: str, arguments: Sequence[str]) -> str:
+    from project.launch import unknown_keys
+
+    keys = list(walk(_with_choices(config_name, arguments)))
+    several = re.match(r"Multiple values for (\S+)\. To override a value use 'override \S+ (\S+)'", message)
+    if several:
+        group, choice = several.groups()
+        return f"{group} has a choice already, and + adds one to a group that has none: type {group}={choice}"
+    twice = re.match(r"(\S+) appears more than once in the final defaults list", message)
+    if twice:
+        return f"{twice.group(1)} has a choice already: type {twice.group(1)}=CHOICE once, without a +"
+    present = re.search(r"An item is already at '([^']+)'", message)
+    if present:
+        return unknown_keys.in_config_already(present.group(1), arguments)
     deleted = re.search(r"Could not delete from config\. '([^']+)' does not exist", message)
     if deleted:
         key = deleted.group(1)
@@ -194,10 +207,10 @@ def _explain_override(message: str, keys: list[str], config_name: str) -> str:
         return f"{key} is a config group that {config_name} does not use: type +{key}=CHOICE to add it"
     if key in OF_OTHERS:
         return f"{key} is not in the config: {OF_OTHERS[key]}"
-    hint = key_hint(key, [*keys, *groups])
-    if not re.search(r"[./]", key):  # at the top of the config nothing would read it
-        return f"{key} is not in the config{hint or f': {where_to_add(key)}'}"
-    return f"{key} is not in the config{hint or '.'} To add a new key type +{key}=VALUE"
+    if "." in key:
+        return f"{key} is not in the config{unknown_keys.advice(key, keys, config_name, arguments)}"
+    # At the top of the config nothing would read it.
+    return f"{key} is not in the config{key_hint(key, [*keys, *groups]) or f': {where_to_add(key)}'}"
 
 
 def where_to_add(key: str) -> str:
@@ -214,10 +227,15 @@ def key_hint(key: str, known: list[str]) -> str:
     elsewhere = [name for name in known if name.rpartition(".")[2] == last_part]
     if "." in key and len(elsewhere) == 1:
         return f": did you mean {elsewhere[0]}?"
-    hint = did_you_mean(key, known)
+    parent = key.rpartition(".")[0]
+    # Below the same parent the whole paths look alike, whatever their last parts.
+    alike = [
+        name for name in known if name.rpartition(".")[0] != parent or nearest(last_part, [name.rpartition(".")[2]])
+    ]
+    hint = did_you_mean(key, alike)
     if not hint:
         by_last = {name.rpartition(".")[2]: name for name in reversed(known)}
-        last = nearest(key.rpartition(".")[2], by_last)
+        last = nearest(last_part, by_last)
         hint = f": did you mean {by_last[last]}?" if last else ""
     return hint
 
@@ -246,19 +264,27 @@ def _groups() -> Iterator[str]:
             yield str(path.relative_to(folder))
 
 
-def _keys(config_name: str, arguments: Sequence[str] = ()) -> Iterator[str]:
-    """All keys, dotted, of the config with no overrides but the groups that are chosen in ``arguments``."""
+def _with_choices(config_name: str, arguments: Sequence[str]) -> DictConfig:
+    """The config with no overrides but the groups that are chosen in ``arguments``."""
+    chosen = [text for text in arguments if "=" in text and text.partition("=")[0] in set(_groups())]
+    try:
+        return composed_again(config_name, chosen)
+    except HydraException:  # one of them is what is wrong
+        return composed_again(config_name, [])
+
+
+def composed_again(config_name: str, overrides: list[str]) -> DictConfig:
+    """A config after the command's own could not be composed.
+
+    Raises:
+        HydraException: it can't be composed either.
+    """
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
     GlobalHydra.instance().clear()  # Hydra is about to exit; its state has served
-    chosen = [text for text in arguments if "=" in text and text.partition("=")[0] in set(_groups())]
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        try:
-            config = compose(config_name, chosen)
-        except HydraException:  # one of them is what is wrong
-            config = compose(config_name)
-        yield from walk(config)
+        return compose(config_name, overrides)
 
 
 def walk(node: DictConfig, prefix: str = "") -> Iterator[str]:
