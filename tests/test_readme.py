@@ -46,7 +46,8 @@ class Model(lightning.LightningModule):
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    def loss(self, batch): return nn.functional.cross_entropy(self.net(batch["image"]), batch["label"])
+    def forward(self, images): return self.net(nn.functional.adaptive_avg_pool2d(images.mean(dim=1), 8))
+    def loss(self, batch): return nn.functional.cross_entropy(self(batch["image"]), batch["label"])
     def training_step(self, batch, index): return self.loss(batch)
     def validation_step(self, batch, index): self.log("val_loss", self.loss(batch), sync_dist=True)
     def test_step(self, batch, index): self.log("test_loss", self.loss(batch), sync_dist=True)
