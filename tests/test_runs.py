@@ -89,6 +89,25 @@ def test_names_of_what_differs_are_whole_on_a_narrow_terminal(monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("outputs")
+@pytest.mark.parametrize("columns", ["", "60"])
+def test_overrides_stay_whole_and_a_failed_run_says_little(
+    outputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    if columns:
+        monkeypatch.setattr("rich.console.Console.is_terminal", True)
+        monkeypatch.setenv("COLUMNS", columns)
+    overrides = ["model._target_=own.models.ConvolutionalNet", "trainer.limit_train_batches=0.25", "data.batch_size=30"]
+    error = "data.batch_size=30 is the global batch size and 4 ranks can't share it equally: type " + "and so on " * 50
+    write_run(outputs / "own" / "wednesday", state="failed", error=error, overrides=overrides)
+    assert main(["list", "wednesday"]) == 0
+    table = capsys.readouterr().out
+    assert all(text in table for text in overrides)
+    assert "failed: data.batch_size=30 is" in table
+    assert len(table.splitlines()) <= 4 + 3  # with title and frame
+    assert error in rows(capsys, "list", "wednesday")[0]["state"]  # whole, for scripts
+
+
+@pytest.mark.usefixtures("outputs")
 def test_compare_shows_only_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
     found = {row[""]: row for row in rows(capsys, "compare", "monday", "0_seed=1")}
     assert found["optimizer.lr"]["mlp/monday"] == "0.1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,9 @@ from project.sweep.results import as_csv, objective, read_outcome, read_row
 
 CONFIG = "config.yaml"
 LONG = ("state", "overrides")  # columns that may take several lines
-LEAST_WIDTH = 9  # of a column, with its frame
+FRAME = 3  # of a column: a line and two spaces
+LEAST_WIDTH = 6 + FRAME  # of a column
+STATE_WIDTH = 32  # of what a failed run said, which gets two lines
 IN_A_PIPE = 140  # columns of a table that no terminal shows
 Table = tuple[list[str], list[list[Any]]]
 
@@ -201,17 +204,40 @@ def rendered(header: Sequence[str], body: Sequence[Sequence[Any]], form: str) ->
 
     console = Console()
     width = console.width if console.is_terminal else IN_A_PIPE
-    names = max(len(line[0]) for line in [header, *cells])  # of the lines, without which their values say nothing
-    width = max(width, names + LEAST_WIDTH * (len(header) - 1) + 1)
+    cells = _with_short_states(header, cells)
+    least: list[int] = []  # widths, without frame
+    for place, title in enumerate(header):
+        column = [title, *(line[place] for line in cells)]
+        if title == "state":
+            least.append(min(STATE_WIDTH, max(map(len, column))))
+        elif title == "overrides":  # each stays whole, to be copied: lines break between two of them
+            least.append(max(len(word) for text in column for word in text.split()))
+        else:  # names of lines whole, without which their values say nothing; of runs all else where there is room
+            is_whole = place == 0 or (width >= IN_A_PIPE and header[-1] == "overrides")
+            least.append(max(map(len, column)) if is_whole else LEAST_WIDTH - FRAME)
+    taken = sum(least) + FRAME * len(least) + 1
+    if header[-1] == "overrides":
+        least[-1] += max(0, width - taken)
     table = RichTable()
-    for title in header:
-        is_whole = title == header[0] or (width >= IN_A_PIPE and title not in LONG)
-        table.add_column(title, overflow="fold", no_wrap=is_whole)
+    for title, columns in zip(header, least, strict=True):
+        fixed = columns if title in LONG else None
+        whole = title == header[0] or (width >= IN_A_PIPE and title not in LONG)
+        table.add_column(title, overflow="fold", no_wrap=whole, width=fixed)
+    width = max(width, taken)
     for line in cells:
         table.add_row(*(Text(cell) for cell in line))
     text = io.StringIO()
     Console(file=text, width=width).print(table)
     return text.getvalue()
+
+
+def _with_short_states(header: Sequence[str], cells: list[list[str]]) -> list[list[str]]:
+    """The cells with what failed runs said in about two lines."""
+    if "state" not in header:
+        return cells
+    place, most = header.index("state"), 2 * STATE_WIDTH - LEAST_WIDTH
+    short = [textwrap.shorten(line[place], most, placeholder=" ...") for line in cells]
+    return [[*line[:place], text, *line[place + 1 :]] for line, text in zip(cells, short, strict=True)]
 
 
 def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
