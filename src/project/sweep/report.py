@@ -54,7 +54,7 @@ def best_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
     best = ranked(rows, sweep.objectives)
     which = "The one finished run" if len(best) == 1 else f"The best of {len(best)} finished runs"
     others = f", of {len(rows)} in all" if len(best) < len(rows) else ""
-    table = Table(title=which + others, title_justify="left")
+    table = Table(title=which + others + _ties(best), title_justify="left")
     for title in ("run", *short.values(), *sweep.objectives, "seconds"):
         table.add_column(title)
     for row in best[:TOP]:
@@ -62,6 +62,12 @@ def best_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
         seconds = "" if row.duration_s is None else f"{row.duration_s:.1f}"
         table.add_row(str(row.number), *(_value(row.parameters.get(key)) for key in short), *values, seconds)
     return table
+
+
+def _ties(best: Sequence[Row]) -> str:
+    """How many of the best runs share the best value, where several do."""
+    first = sum(row.objectives == best[0].objectives for row in best)
+    return f"; the first {first} are equally good" if first > 1 else ""
 
 
 def seeds_table(sweep: Sweep, groups: Sequence[OverSeeds]) -> Table:
