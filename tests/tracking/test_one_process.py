@@ -61,6 +61,19 @@ def test_all_steps_but_the_first_are_measured() -> None:
     assert window.samples == window.steps * BATCH_SIZE
 
 
+@pytest.mark.parametrize(
+    ("limits", "steps"),
+    [
+        ({"max_epochs": 2}, 2 * BATCHES),
+        ({"max_epochs": 2, "accumulate_grad_batches": 2}, BATCHES),
+        ({"max_epochs": -1, "max_steps": 5}, 5),
+        ({"max_epochs": -1, "max_time": "00:00:00:01"}, 0),  # whose end nobody knows
+    ],
+)
+def test_the_diagnosis_knows_how_many_steps_the_run_takes(limits: dict[str, Any], steps: int) -> None:
+    assert fit(Net(), **limits)._facts.run_steps == steps
+
+
 class Manual(Net):
     """A GAN's way: two optimizers, each with a backward of its own."""
 

@@ -84,6 +84,8 @@ def test_against_synchronisation(facts: Facts, advice: tuple[str, ...]) -> None:
     [
         (PLAIN, False, ("trainer.log_every_n_steps=100", "data.batch_size=128")),
         (replace(PLAIN, log_every_n_steps=100), False, ("data.batch_size=128",)),
+        (replace(PLAIN, run_steps=100), False, ("trainer.log_every_n_steps=100", "data.batch_size=128")),
+        (replace(PLAIN, run_steps=99), False, ("data.batch_size=128",)),  # it would have no curve
         (replace(PLAIN, log_every_n_steps=100, num_samples=1280), False, ("data.batch_size=128",)),
         (replace(PLAIN, log_every_n_steps=100, num_samples=1279), False, ()),
         (PLAIN, True, ("model.compile=true", "data.batch_size=128")),

@@ -43,7 +43,15 @@ def facts_of(trainer: L.Trainer, module: L.LightningModule) -> Facts:
         accumulate=trainer.accumulate_grad_batches,
         automatic=module.automatic_optimization,
         log_every_n_steps=trainer.log_every_n_steps,  # type: ignore[attr-defined]
+        run_steps=_steps_of_run(trainer),
     )
+
+
+def _steps_of_run(trainer: L.Trainer) -> int:
+    """Steps of one optimizer until its limits end the run; 0 where none does."""
+    progress = progress_of(trainer)
+    steps = min(progress.max_steps, progress.max_batches / trainer.accumulate_grad_batches)
+    return math.ceil(steps) if math.isfinite(steps) else 0
 
 
 def _length(dataset: Any) -> int:

@@ -28,6 +28,7 @@ class Facts:
         accumulate: Batches of a step of the optimizer.
         automatic: Whether Lightning runs the optimizer.
         log_every_n_steps: As the Trainer has it.
+        run_steps: Of the optimizer that the whole run takes, 0 where no end is known.
         num_operations: Differentiable operations of a step, 0 where it is not known or the host does not wait for them.
         operation_us: What the smallest operation takes on this host, forward and backward.
     """
@@ -52,6 +53,7 @@ class Facts:
     accumulate: int = 1
     automatic: bool = True
     log_every_n_steps: int = 10
+    run_steps: int = 0
     num_operations: int = 0
     operation_us: float = 0.0
 
@@ -67,6 +69,7 @@ class Facts:
 
 UNCOMPILED = ("DataParallelStrategy", "LayerSplitStrategy", "PipelineStrategy")  # they refuse model.compile=true
 SPREAD = ("DDPStrategy", "SingleDeviceStrategy")  # more devices make their batches smaller, and nothing else
+SELDOM = 100  # steps between two points of the curves
 FEWEST_STEPS = 10  # of an epoch, below which a larger batch is no advice
 Remedies = tuple[str, ...]
 
@@ -135,8 +138,9 @@ def against_synchronisation(facts: Facts) -> Remedies:
 def against_host(facts: Facts, by_operations: bool) -> Remedies:
     """Fewer, larger operations; or fewer turns of the loop."""
     advice = [_compile(facts)] if by_operations else []
-    if not by_operations and facts.log_every_n_steps < 100:
-        advice.append("trainer.log_every_n_steps=100")
+    is_short = 0 < facts.run_steps < SELDOM  # it would have no curve
+    if not by_operations and facts.log_every_n_steps < SELDOM and not is_short:
+        advice.append(f"trainer.log_every_n_steps={SELDOM}")
     return _known([*advice, _larger_batch(facts)])
 
 
