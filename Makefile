@@ -16,6 +16,9 @@ ARGS        ?=
 # Tests that run at once, each file as a whole by one of so many processes; 0: one after another in this one.
 WORKERS     ?= 3
 
+CODE := src tests
+CODE += $(wildcard notebooks)  # example
+
 PY    := $(VENV)/bin/python
 PIP    = $(PY) -m pip install --quiet $(PIP_ARGS)
 PYTEST = $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -41,7 +44,7 @@ check: $(STAMP)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
-	find src tests $(wildcard notebooks) -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first, because its build matters most: the default index gives the CUDA build on Linux x86_64,
 # several GB that a machine without a GPU has no use for. So, unless TORCH_INDEX names an index, pip is first

@@ -39,10 +39,13 @@ Run = Callable[..., tuple[Path, dict[str, float]]]
 
 # Each takes a worker a minute or more: the first to begin, so that none is left alone at the end.
 LONG = (
-    "test_launchers", "test_combinations", "test_benchmark", "test_notebooks", "test_train", "test_resume",
+    "test_launchers", "test_combinations", "test_benchmark",
+    "test_notebooks",  # example
+    "test_train", "test_resume",
     "test_equivalence", "test_sharded", "test_faults", "test_numbers_across_ranks", "test_two_hosts", "test_slurm",
-    "test_rename", "test_pipeline", "test_stopping", "test_weight_averaging", "test_without_examples", "test_overhead",
-    "test_readme",
+    "test_rename", "test_pipeline", "test_stopping", "test_weight_averaging",
+    "test_without_examples",  # example
+    "test_overhead", "test_readme",
 )  # fmt: skip
 
 

@@ -13,9 +13,10 @@ from omegaconf import OmegaConf
 from project import rename
 from project.errors import UserError
 from project.rename import ROOT
-from project.without_examples import LIST, is_example, leave_out, listed, without_passages
+from project.without_examples import LEFT_OUT, LIST, is_example, leave_out, listed, without_passages
 
 EXAMPLES = listed(ROOT)
+CODE = LIST.with_name("train.py")
 FILES = list(rename.files(ROOT))
 KEPT = [path for path in FILES if not is_example(path, EXAMPLES)]
 
@@ -43,6 +44,7 @@ def test_listed_files_and_folders_go_and_folders_that_are_empty_then(tmp_path: P
         "notebooks/deep/one.ipynb": "{}",
         "conf/data/a.yaml": "a: 1\n",
         "conf/data/a.yaml.md": "kept",
+        str(CODE): "pass\n",
         "README.md": "b\nc  <!-- examples -->d<!-- /examples -->\n",
     }
     for name, text in texts.items():
@@ -50,11 +52,41 @@ def test_listed_files_and_folders_go_and_folders_that_are_empty_then(tmp_path: P
         (tmp_path / name).write_text(text)
     (tmp_path / "picture").write_bytes(b"\xff\xfe\xff")
     kept = leave_out(tmp_path, [Path(name) for name in (*texts, "picture")])
-    assert [str(path) for path in kept] == ["conf/data/a.yaml.md", "README.md", "picture"]
+    assert [str(path) for path in kept] == ["conf/data/a.yaml.md", str(CODE), "README.md", "picture"]
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == {"conf/data/a.yaml.md", "README.md", "picture"}
+    assert left == {"conf/data/a.yaml.md", str(CODE), "README.md", "picture", str(LIST.with_name(LEFT_OUT))}
+    assert (tmp_path / LIST).with_name(LEFT_OUT).read_text().splitlines()[1:] == ["data/a"]
     assert (tmp_path / "README.md").read_text() == "b\nc  \n"
     assert not (tmp_path / "notebooks").exists()
+
+
+def test_it_says_what_was_done_and_the_changes_are_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = rename.OLD
+    texts = {
+        str(LIST): f"{LIST}\nnotebooks/\n",
+        "notebooks/one.ipynb": "{}",
+        "pyproject.toml": f'name = "{old}"\n',
+        f"src/{old}/train.py": f"import {old}\n",
+        "CHANGELOG.md": "# Changes\n\n- What the template did.\n",
+    }
+    for name, text in texts.items():
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(rename, "ROOT", tmp_path / "root")
+    monkeypatch.setattr(sys, "argv", ["rename", "my_lab", str(tmp_path / "copy"), "--without-examples"])
+    rename.main()
+    told = f"3 files copied to {tmp_path / 'copy'} and 2 of the examples left out; "
+    assert f"{told}in 2 of them {old} became my_lab. Next:\n" in capsys.readouterr().out
+    assert "What the template did" not in (tmp_path / "copy" / "CHANGELOG.md").read_text()
+    assert (tmp_path / "copy" / "src" / "my_lab" / LEFT_OUT).is_file()
+
+
+def test_no_settings_speak_of_notebooks_that_are_not_there() -> None:
+    for name in ("pyproject.toml", "Makefile", ".gitignore", "tests/conftest.py"):
+        assert "notebook" not in without_passages((ROOT / name).read_text()).lower()
 
 
 def test_a_copy_has_no_examples_to_leave_out(tmp_path: Path) -> None:
@@ -109,6 +141,10 @@ def test_a_copy_without_examples_passes_its_checks_and_tests_and_trains(tmp_path
     ):
         done = subprocess.run([python, *arguments], cwd=copied, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{arguments}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+    asked = subprocess.run(
+        [python, "-m", f"{name}.train", "experiment=mnist_cnn"], capture_output=True, text=True, check=False
+    )
+    assert "which this project was made without (rename --without-examples)" in asked.stderr
     refused = subprocess.run(
         [python, "-m", f"{name}.rename", "third", str(tmp_path / "third"), "--without-examples"],
         capture_output=True, text=True, check=False,

@@ -50,13 +50,16 @@ def main() -> None:
         else:
             folder = arguments.folder
             paths = copy(ROOT, folder)
+        number = len(paths)
         if arguments.without_examples:
             paths = leave_out(folder, paths)
         changed = rename(folder, paths, arguments.name)
         tidy(folder)
     except UserError as error:
         sys.exit(f"error: {error}")
-    print(f"{changed} files of {len(paths)} changed; now:")
+    done = f"copied to {folder}" if arguments.folder else "looked through"
+    left = f" and {number - len(paths)} of the examples left out" if arguments.without_examples else ""
+    print(f"{len(paths)} files {done}{left}; in {changed} of them {OLD} became {arguments.name}. Next:")
     print(f"    cd {folder}")
     if arguments.folder is not None:  # without git a run can't record of which code it is
         print(f"    git init && git add --all && git commit --message 'Begin {arguments.name}'")

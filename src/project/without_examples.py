@@ -13,6 +13,9 @@ from pathlib import Path
 from project.errors import UserError
 
 LIST = Path("src", Path(__file__).parent.name, "without_examples.txt")
+LEFT_OUT = "left_out.txt"  # beside it, in a project without examples: the configs that went, as GROUP/CHOICE
+CHANGES = Path("CHANGELOG.md")
+OWN_CHANGES = "# Changes\n\n## 0.1.0, unreleased\n\n- Made from a template.\n"
 WHAT = "the notebooks, all experiments but the default one, and the data and models that only those use"
 PASSAGES = (
     r"^[^\S\n]*<!-- examples -->\n.*?^[^\S\n]*<!-- /examples -->\n\n?",
@@ -47,7 +50,10 @@ def without_passages(text: str) -> str:
 
 
 def leave_out(folder: Path, paths: list[Path]) -> list[Path]:
-    """Take the examples out of the project in ``folder``, which has these files; the files that stay."""
+    """Take the examples out of the project in ``folder``, which has these files; the files that stay.
+
+    The template's changes give way to the project's own, and ``LEFT_OUT`` remembers the choices that went.
+    """
     examples = listed(folder)
     kept = [path for path in paths if not is_example(path, examples)]
     for path in set(paths) - set(kept):
@@ -62,4 +68,9 @@ def leave_out(folder: Path, paths: list[Path]) -> list[Path]:
             continue  # a picture
         if (stripped := without_passages(text)) != text:
             (folder / path).write_text(stripped, encoding="utf-8")
+        if path == CHANGES:
+            (folder / path).write_text(OWN_CHANGES, encoding="utf-8")
+    choices = [path.removeprefix("conf/").removesuffix(".yaml") for path in examples if path.startswith("conf/")]
+    why = "# Configs of the template that this project was made without: who types one is told so."
+    (folder / LIST).with_name(LEFT_OUT).write_text("\n".join([why, *choices]) + "\n", encoding="utf-8")
     return kept

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pictures import folder_of_pictures  # example
 from project.errors import UserError
+from project.launch import composition
 from project.launch.composition import check_choices, config_folder, explain, name_after_own_class, slug
 
 Compose = Callable[..., DictConfig]
@@ -184,6 +185,17 @@ def test_an_unknown_choice_comes_with_all_choices_and_the_nearest(compose: Compo
     choices = sorted(option for g, option in options() if g == group)
     text = sentence_of(compose, override)
     assert text.startswith(f"{override} can't be chosen, the choices are {', '.join(choices)}: {advice}")
+
+
+def test_a_choice_that_the_project_was_made_without_is_answered_so(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(composition, "_left_out", lambda: ["experiment/gone", "model/net/gone"])
+    for group in ("experiment", "model/net"):
+        text = sentence_of(compose, f"{group}=gone")
+        assert text.startswith(f"{group}=gone is an example of the template, which this project was made without")
+        assert f"copy conf/{group}/gone.yaml" in text
+    assert "template" not in sentence_of(compose, "experiment=other")
 
 
 def test_a_group_that_the_command_does_not_use_can_be_added(compose: Compose) -> None:

@@ -18,6 +18,7 @@ from project.errors import UserError, did_you_mean, nearest, sentence
 from project.launch import devices
 from project.launch.facts import fact
 from project.launch.run_folder import new_folder
+from project.without_examples import LEFT_OUT
 
 # Keys that other commands read, and what to type instead.
 OF_OTHERS = {
@@ -174,7 +175,16 @@ def _explain_choice(error: MissingConfigException) -> str:
         return " ".join(str(error).split())
     match = nearest(choice, error.options)
     advice = f"type {group}={match}" if match else f"type {group}= with one of these"
+    if missing in _left_out():
+        why = "an example of the template, which this project was made without (rename --without-examples)"
+        copy = f"type one of these, or copy conf/{missing}.yaml and what it needs from there"
+        return f"{group}={choice} is {why}; the choices are {', '.join(error.options)}: {copy}"
     return f"{group}={choice} can't be chosen, the choices are {', '.join(error.options)}: {advice}"
+
+
+def _left_out() -> list[str]:
+    path = Path(__file__).parents[1] / LEFT_OUT
+    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
 
 
 def _explain_override(message: str, config_name: str, arguments: Sequence[str]) -> str:
