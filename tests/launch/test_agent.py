@@ -235,6 +235,24 @@ def test_a_rank_that_is_killed_is_named_with_the_signal_and_its_log(run_ranks: R
     assert f"{tmp_path}/ranks/rank_2.log" in str(info.value)
 
 
+def test_a_rank_that_is_killed_when_all_have_returned_is_named(
+    run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
+
+    def is_done(context: Any) -> bool:
+        done = len(context._return_values) == context.nprocs
+        if done:
+            time.sleep(0.5)  # all wait for the launcher's word
+            os.kill(context.pids()[1], signal.SIGKILL)
+            context._pc.processes[1].join()
+        return done
+
+    monkeypatch.setattr(MultiprocessContext, "_is_done", is_done)
+    with pytest.raises(agent.RankError, match="^rank 1 was ended by SIGKILL"):
+        run_ranks("tell", 2)
+
+
 def test_a_rank_that_exits_is_named_with_its_exit_code(run_ranks: RunRanks) -> None:
     with pytest.raises(agent.RankError, match="^rank 1 ended with exit code 3"):
         run_ranks("fail", 2, failing=1, how="exit")

@@ -44,6 +44,16 @@ def free_port() -> int | None:
     return None
 
 
+def set_without_waiting(event: Any, most: int) -> None:
+    """``multiprocessing.Event.set`` for at most so many that wait; its own waits until each of them has woken.
+
+    A rank that has returned waits for such an event, and may be killed there: it would never wake.
+    """
+    event._flag.release()
+    for _ in range(most):
+        event._cond._wait_semaphore.release()
+
+
 class Alone(RendezvousHandler):
     """Where an agent without others meets them: at once.
 
@@ -118,6 +128,8 @@ class Agent(LocalElasticAgent):
         close = context._close
         # Who has to end by now does not end by itself: ranks take SIGTERM for a wish.
         context._close = lambda death_sig, timeout=STOP_TIMEOUT_S: close(signal.SIGKILL, timeout)
+        finished = context._worker_finished_event
+        finished.set = lambda: set_without_waiting(finished, len(pids))
         with contextlib.suppress(ValueError):  # not in the main thread
             for number in SIGNALS:
                 signal.signal(number, self._on_signal)
@@ -137,7 +149,7 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         # torch's agent sleeps between two looks; so the end of a rank is seen when it comes.
         multiprocessing.connection.wait([p.sentinel for p in self._processes() if p.exitcode is None], LOOK_EVERY_S)
-        dead = {rank: p.exitcode for rank, p in enumerate(self._processes()) if p.exitcode not in (None, 0)}
+        dead = self._dead()
         now = time.monotonic()
         if not dead and now >= self._look_at:
             self._look_at = now + 1
@@ -154,7 +166,9 @@ class Agent(LocalElasticAgent):
                 dead = {0: 1}
         if not dead:
             result: RunResult = super()._monitor_workers(worker_group)
-            return result
+            dead = self._dead() if result.is_failed() else {}
+            if not dead:
+                return result
         # Who was asked to stop has saved together with the others, which are about to end; or it has left them, and
         # they may wait for it within torch, where no signal is heard.
         asked = any(code in EXIT_CODES for code in dead.values())
@@ -184,6 +198,10 @@ class Agent(LocalElasticAgent):
 
     def _processes(self) -> list[Any]:
         return list(getattr(getattr(self._pcontext, "_pc", None), "processes", []))
+
+    def _dead(self) -> dict[int, int]:
+        """Exit codes by rank, of those that failed."""
+        return {rank: p.exitcode for rank, p in enumerate(self._processes()) if p.exitcode not in (None, 0)}
 
     def _signal_ranks(self, number: signal.Signals) -> None:
         for process in self._processes():
