@@ -237,17 +237,12 @@ def key_hint(key: str, known: list[str]) -> str:
     elsewhere = [name for name in known if name.rpartition(".")[2] == last_part]
     if "." in key and len(elsewhere) == 1:
         return f": did you mean {elsewhere[0]}?"
-    parent = key.rpartition(".")[0]
-    # Below the same parent the whole paths look alike, whatever their last parts.
-    alike = [
-        name for name in known if name.rpartition(".")[0] != parent or nearest(last_part, [name.rpartition(".")[2]])
-    ]
-    hint = did_you_mean(key, alike)
-    if not hint:
-        by_last = {name.rpartition(".")[2]: name for name in reversed(known)}
-        last = nearest(last_part, by_last)
-        hint = f": did you mean {by_last[last]}?" if last else ""
-    return hint
+    # Below the same parent whole paths look alike, whatever their last parts.
+    by_last = {name.rpartition(".")[2]: name for name in reversed(known)}
+    if last := nearest(last_part, by_last):
+        alike = [name for name in known if nearest(last_part, [name.rpartition(".")[2]])]
+        return did_you_mean(key, alike) or f": did you mean {by_last[last]}?"
+    return ""
 
 
 def top_keys(config_name: str) -> set[str]:
@@ -276,7 +271,8 @@ def _groups() -> Iterator[str]:
 
 def _with_choices(config_name: str, arguments: Sequence[str]) -> DictConfig:
     """The config with no overrides but the groups that are chosen in ``arguments``."""
-    chosen = [text for text in arguments if "=" in text and text.partition("=")[0] in set(_groups())]
+    groups = set(_groups())
+    chosen = [text for text in arguments if "=" in text and text.partition("=")[0] in groups]
     try:
         return composed_again(config_name, chosen)
     except HydraException:  # one of them is what is wrong

@@ -61,7 +61,9 @@ def owner_of(key: str, arguments: Sequence[str]) -> Owner | None:
 
 
 def advice(key: str, keys: list[str], config_name: str, arguments: Sequence[str]) -> str:
-    """What follows on ``KEY is not in the config``; nothing in it is refused when it is typed.
+    """What follows on ``KEY is not in the config``.
+
+    Of a class that was typed only what it takes is offered; what others take is not known without importing torch.
 
     Args:
         key: Dotted, as typed.
@@ -76,7 +78,7 @@ def advice(key: str, keys: list[str], config_name: str, arguments: Sequence[str]
         if other := _other_choice(key, value, config_name, arguments):
             return other
         hint = key_hint(key, [known for known in keys if not key.startswith(f"{known}.")])
-        return hint or f". To add a new key type +{key}={value}"
+        return f"{hint or '.'} To add a new key type +{key}={value}"
     takes = owner.takes(name)
     if takes is not False:
         return f", and {owner.target} {'takes' if takes else 'may take'} it: type +{key}={value}"
