@@ -10,9 +10,9 @@ class UserError(Exception):
     """What was given, what is allowed and what to type, in one sentence; shown without a traceback."""
 
 
-def nearest(name: str, allowed: Iterable[str]) -> str | None:
+def nearest(name: str, allowed: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The allowed name that looks most like ``name``, or None where none comes near."""
-    matches = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(name, list(allowed), n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
 

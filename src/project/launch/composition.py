@@ -237,12 +237,14 @@ def key_hint(key: str, known: list[str]) -> str:
     elsewhere = [name for name in known if name.rpartition(".")[2] == last_part]
     if "." in key and len(elsewhere) == 1:
         return f": did you mean {elsewhere[0]}?"
-    # Below the same parent whole paths look alike, whatever their last parts.
-    by_last = {name.rpartition(".")[2]: name for name in reversed(known)}
-    if last := nearest(last_part, by_last):
-        alike = [name for name in known if nearest(last_part, [name.rpartition(".")[2]])]
-        return did_you_mean(key, alike) or f": did you mean {by_last[last]}?"
-    return ""
+    # Below the same parent whole paths look alike, whatever their last parts: these must be so at least by half.
+    alike = [name for name in known if nearest(last_part, [name.rpartition(".")[2]], cutoff=0.5)]
+    hint = did_you_mean(key, alike)
+    if not hint:
+        by_last = {name.rpartition(".")[2]: name for name in reversed(known)}
+        last = nearest(last_part, by_last)
+        hint = f": did you mean {by_last[last]}?" if last else ""
+    return hint
 
 
 def top_keys(config_name: str) -> set[str]:
