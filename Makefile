@@ -33,6 +33,7 @@ train: $(STAMP)
 test: $(STAMP)
 	$(PYTEST) $(ARGS)
 
+fast: WORKERS = 2# few of these wait for anything, and each worker takes ten seconds to import all tests
 fast: $(STAMP)
 	$(PYTEST) -m "not slow" $(ARGS)
 

@@ -65,6 +65,7 @@ def test_failure_is_a_row_with_its_error_and_the_rest_goes_on(tmp_path: Path) ->
     assert not any("2/2 broken" in line or "never run" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_process_that_takes_too_long_is_ended_with_its_children(tmp_path: Path) -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
     slow = Contender("slow", ["-c", code], whole_seconds)

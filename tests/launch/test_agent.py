@@ -269,6 +269,7 @@ def test_ctrl_c_ends_all_ranks_and_is_told_as_what_it_was(run_ranks: RunRanks) -
     assert (info.value.code, info.value.saved) == (130, False)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_rank_that_waits_for_one_that_has_left(run_ranks: RunRanks) -> None:
     began = time.monotonic()
     with pytest.raises(Stopped):

@@ -148,6 +148,7 @@ while child.poll() is None:
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="this system does not tell what its cores do")
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ["yes", "no"])
 def test_what_the_parent_takes_counts_as_own_where_it_is_asked_for(asked: str) -> None:
     told = subprocess.run([sys.executable, "-c", BUSY_PARENT, asked], capture_output=True, text=True, check=True).stdout

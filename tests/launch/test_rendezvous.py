@@ -29,6 +29,7 @@ def make_groups(rank: int, port: int) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_every_group_waits_as_long_as_the_first() -> None:
     spawn(make_groups, (free_port(),), nprocs=2)

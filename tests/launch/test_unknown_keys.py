@@ -85,6 +85,7 @@ def test_a_key_that_is_not_taken_is_answered_with_one_that_is(typed: str, told: 
     assert told in told_of(typed.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("typed", ["data.delay_ms=3", "trainer.max_epoch=3", "data.folder=x", "+trainer.devices=2"])
 def test_a_misspelt_key_does_not_import_torch(typed: str) -> None:
     code = "import sys; from project.launch.cli import run\ntry: run('train', 'project.train:train')\n"

@@ -38,8 +38,7 @@ pytestmark = pytest.mark.timeout(240)
 slow = pytest.mark.slow
 
 FSDP, TENSOR, BOTH = (2, 1), (2, 2), (4, 2)
-SLOW_FSDP, SLOW_BOTH = pytest.param(FSDP, marks=slow), pytest.param(BOTH, marks=slow)  # fast tests start one layout
-LAYOUTS = [SLOW_FSDP, TENSOR, SLOW_BOTH]
+LAYOUTS = [FSDP, TENSOR, BOTH]
 SGD = {"_target_": "torch.optim.SGD", "momentum": 0.9}
 PLAIN_SGD = {"_target_": "torch.optim.SGD"}
 ADAMW = {"_target_": "torch.optim.AdamW", "lr": 0.003}
@@ -119,6 +118,7 @@ def assert_equal(one: tuple[Path, Metrics], many: tuple[Path, Metrics]) -> None:
         assert many[1][name] == pytest.approx(value, abs=1e-12, rel=0), name
 
 
+@slow
 @pytest.mark.parametrize("name", ["sgd", "adamw", "gpt"])  # gpt: tied weights, activation checkpoints
 @pytest.mark.parametrize("ranks", LAYOUTS)
 def test_weights_metrics_and_gradient_norm_are_those_of_one_device(case: Case, ranks: Ranks, name: str) -> None:
@@ -133,11 +133,13 @@ def test_four_ranks_train_as_one_device(case: Case, ranks: Ranks) -> None:
     assert_equal(case("sgd", None), case("sgd", ranks))
 
 
+@slow
 def test_one_rank_trains_as_without_the_strategy(case: Case) -> None:
     assert_equal(case("sgd", None), case("sgd", (1, 1)))
 
 
-@pytest.mark.parametrize("ranks", [SLOW_FSDP, TENSOR])
+@slow
+@pytest.mark.parametrize("ranks", [FSDP, TENSOR])
 def test_every_parameter_is_spread_and_each_rank_holds_its_share(case: Case, ranks: Ranks) -> None:
     folder, _ = case("sgd", ranks)
     facts = [json.loads((folder / f"facts_{rank}.json").read_text()) for rank in range(2)]
@@ -146,24 +148,27 @@ def test_every_parameter_is_spread_and_each_rank_holds_its_share(case: Case, ran
     assert all(0.4 < rank["share"] < 0.75 for rank in facts)
 
 
+@slow
 @pytest.mark.parametrize("ranks", LAYOUTS)
 def test_accumulating_four_batches_equals_one_of_four_times_the_size(case: Case, ranks: Ranks) -> None:
     assert case("accumulate", ranks)[1]["difference"] <= 1e-10
 
 
-@pytest.mark.parametrize("ranks", [SLOW_FSDP, TENSOR])
+@slow
+@pytest.mark.parametrize("ranks", [FSDP, TENSOR])
 def test_bf16_mixed_trains_close_to_one_device(case: Case, ranks: Ranks) -> None:
     difference = largest_difference(weights(case("bf16", None)[0]), weights(case("bf16", ranks)[0]))
     assert 0 < difference <= 0.05  # partial sums are rounded to bf16, which has three digits
 
 
+@slow
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [
-        pytest.param("cycle_adamw", FSDP, marks=slow),
+        ("cycle_adamw", FSDP),
         ("cycle_plain_sgd", TENSOR),
-        pytest.param("cycle_single", FSDP, marks=slow),
-        pytest.param("cycle_adamw", BOTH, marks=slow),
+        ("cycle_single", FSDP),
+        ("cycle_adamw", BOTH),
     ],
 )
 def test_checkpoints_test_and_resume_alike_before_and_after_they_are_one_file(
@@ -185,6 +190,7 @@ def test_checkpoints_test_and_resume_alike_before_and_after_they_are_one_file(
     assert largest_difference(weights(folder), weights(tmp_path / "resume")) <= 1e-10
 
 
+@slow
 @pytest.mark.parametrize("ranks", LAYOUTS)
 def test_shards_written_in_the_background_are_those_of_their_moment(case: Case, ranks: Ranks) -> None:
     folder, facts = case("background", ranks)
@@ -198,12 +204,14 @@ def test_shards_written_in_the_background_are_those_of_their_moment(case: Case, 
     assert not list(folder.glob("*.part"))
 
 
-@pytest.mark.parametrize("ranks", [TENSOR, SLOW_BOTH])
+@slow
+@pytest.mark.parametrize("ranks", [TENSOR, BOTH])
 def test_each_row_is_counted_once_and_decisions_are_of_all_ranks(case: Case, ranks: Ranks) -> None:
     _, facts = case("count", ranks)
     assert facts == {"by_metric": 11, "by_log": 11, "all": 1, "not_all": 0, "any": 1}
 
 
+@slow
 def test_ranks_of_one_tensor_parallel_group_drop_the_same(case: Case) -> None:
     _, facts = case("drop", TENSOR)
     assert facts["apart"] == 0

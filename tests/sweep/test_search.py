@@ -93,6 +93,7 @@ def test_finished_search_is_extended_by_more_trials(run_sweep: RunSweep, capsys:
     assert len(trials_of(run_sweep(near_a_hundredth, *command, "sweep.n_trials=3"))) == 3
 
 
+@pytest.mark.slow
 def test_failed_trials_are_recorded_and_the_search_goes_on(run_sweep: RunSweep) -> None:
     values = iter([1.0, float("nan"), 2.0])
 
