@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from project.launch.summary import readable, shorten
 from project.sweep.experiment_file import write_experiment
@@ -54,9 +55,11 @@ def best_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
     best = ranked(rows, sweep.objectives)
     which = "The one finished run" if len(best) == 1 else f"The best of {len(best)} finished runs"
     others = f", of {len(rows)} in all" if len(best) < len(rows) else ""
-    table = Table(title=which + others + _ties(best), title_justify="left")
-    for title in ("run", *short.values(), *sweep.objectives, "seconds"):
-        table.add_column(title)
+    # A title is cut into lines as short as the table, which may be narrow.
+    title = Text(which + others + _ties(best), no_wrap=True, overflow="ignore")
+    table = Table(title=title, title_justify="left")
+    for column in ("run", *short.values(), *sweep.objectives, "seconds"):
+        table.add_column(column)
     for row in best[:TOP]:
         values = [readable(value) for value in row.objectives if value is not None]
         seconds = "" if row.duration_s is None else f"{row.duration_s:.1f}"
@@ -67,7 +70,9 @@ def best_table(sweep: Sweep, rows: Sequence[Row]) -> Table:
 def _ties(best: Sequence[Row]) -> str:
     """How many of the best runs share the best value, where several do."""
     first = sum(row.objectives == best[0].objectives for row in best)
-    return f"; the first {first} are equally good" if first > 1 else ""
+    if first == 1:
+        return ""
+    return f"; {'all' if first == len(best) else f'the first {first}'} are equally good"
 
 
 def seeds_table(sweep: Sweep, groups: Sequence[OverSeeds]) -> Table:
