@@ -209,7 +209,8 @@ def process_group(config: dict[str, Any]) -> Iterator[None]:
     if on_cuda:
         from project.launch.devices import local_cuda_device
 
-        torch.cuda.set_device(local_cuda_device(config["trainer"]["devices"], environment.local_rank()))
+        there = torch.cuda.device_count()
+        torch.cuda.set_device(local_cuda_device(config["trainer"]["devices"], environment.local_rank(), there))
     # The tracker reads the last collectives of torch's flight recorder, at 30 microseconds each.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "192")
     timeout = timedelta(seconds=config["launch"]["timeout_s"])
