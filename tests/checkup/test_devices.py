@@ -1,5 +1,7 @@
 """Drivers, occupants and links, as NVIDIA's tools tell them."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -41,6 +43,49 @@ def test_links_are_read_from_the_matrix() -> None:
     assert links[0, 2] == "SYS"
     assert len(links) == 6
     assert devices.parse_topology("") == {}
+
+
+class Properties(SimpleNamespace):
+    name, major, minor = "A GPU", 9, 0
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Two, which torch sees as 0 and 1, and nvidia-smi as 2 and 0."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties(uuid="ca"[index]))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90a", "sm_103f", "compute_120"])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (3 * 2**30, 4 * 2**30))
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: True)
+    told = {"topo": TOPOLOGY, "--query-gpu=uuid,index": "GPU-a, 0\nGPU-b, 1\nGPU-c, 2\n"}
+    monkeypatch.setattr(devices, "_nvidia_smi", lambda what, *_: told[what])
+    return monkeypatch
+
+
+@pytest.mark.usefixtures("gpus")
+def test_links_are_those_of_the_devices_that_torch_sees() -> None:
+    (finding,) = devices.links(2)
+    assert (finding.name, finding.value) == ("cuda:0 to cuda:1", "SYS, direct access")
+
+
+@pytest.mark.parametrize("built", [["sm_75", "sm_90a", "compute_120"], ["gfx90a", "gfx942"], []])
+def test_a_device_that_torch_has_code_for_is_fine(gpus: pytest.MonkeyPatch, built: list[str]) -> None:
+    gpus.setattr(torch.cuda, "get_arch_list", lambda: built)
+    assert devices.gpu(0, {}).value == "A GPU, 3.0 of 4.0 GiB free"
+
+
+def test_a_device_older_than_all_code_is_broken(gpus: pytest.MonkeyPatch) -> None:
+    gpus.setattr(torch.cuda, "get_arch_list", lambda: ["sm_100", "sm_103f"])
+    assert devices.gpu(0, {}).status == Status.BROKEN
+
+
+def test_a_device_that_can_not_be_used_is_told(gpus: pytest.MonkeyPatch) -> None:
+    def refuse(index: int) -> tuple[int, int]:
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nmore")
+
+    gpus.setattr(torch.cuda, "mem_get_info", refuse)
+    finding = devices.gpu(0, {})
+    assert finding.status == Status.BROKEN
+    assert finding.value.endswith("busy or unavailable")
 
 
 def test_occupants_are_grouped_by_device() -> None:

@@ -2,10 +2,14 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from project.data.workers import lost_worker
+from project.data import workers
+from project.data.workers import LostWorkerError, WorkersIterator, lost_worker
 
 FAILS = """
 from project.data.loaders import evaluation_loader
@@ -76,3 +80,27 @@ def test_loaders_of_others_are_told_of_without_a_sample() -> None:
     assert several is not None
     assert several.startswith("a worker of the loader died (exited unexpectedly: type data.num_workers=0")
     assert lost_worker("Caught RuntimeError in DataLoader worker process 0.") is None
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "error", "told"),
+    [
+        (-9, LostWorkerError, "^a worker of the loader died .killed, as Linux does"),
+        (None, RuntimeError, "^Pin memory thread exited"),
+    ],
+)
+def test_the_thread_that_pins_batches_tells_of_a_worker_that_died(
+    exit_code: int | None, error: type[Exception], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where that thread meets what is left of the worker, and ends."""
+
+    def fail(iterator: Any) -> NoReturn:
+        raise RuntimeError("Pin memory thread exited unexpectedly")
+
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_get_data", fail)
+    monkeypatch.setattr(workers, "wait", lambda *_, **__: [])
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter, "__del__", lambda _: None)
+    iterator: Any = WorkersIterator.__new__(WorkersIterator)
+    iterator._workers = [SimpleNamespace(pid=7, exitcode=exit_code, sentinel=0)]
+    with pytest.raises(error, match=told):
+        iterator._get_data()

@@ -168,6 +168,22 @@ def test_pruned_weights_have_no_average(compose: Compose) -> None:
         checked(compose, "callbacks=pruning", average)
 
 
+@pytest.mark.parametrize(
+    ("typed", "advice"),
+    [
+        ("trainer.precision=16-mixed", "type trainer.precision=bf16-mixed"),
+        ("callbacks.nan.on_nan=skip", "type callbacks.nan.on_nan=stop"),
+    ],
+)
+def test_powersgd_would_carry_an_overflow_over_to_all_later_steps(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch, typed: str, advice: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.raises(UserError, match=f"PowerSGD carries .*{advice}, or trainer/strategy=ddp$"):
+        checked(compose, typed, "trainer/strategy=ddp_powersgd", "trainer.devices=2")
+    checked(compose, typed, "trainer/strategy=ddp", "trainer.devices=2")
+
+
 def test_half_precision_and_synchronised_batch_norm_are_for_gpus(
     compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:

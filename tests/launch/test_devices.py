@@ -176,7 +176,14 @@ def test_ranks_of_this_host_are_what_the_launcher_says(
     ("typed", "local_rank", "device"), [(4, 3, 3), ("auto", 1, 1), (-1, 0, 0), ([2, 0], 0, 2), ("2,0", 1, 0)]
 )
 def test_a_rank_takes_the_cuda_device_at_its_place(typed: Any, local_rank: int, device: int) -> None:
-    assert devices.local_cuda_device(typed, local_rank) == device
+    assert devices.local_cuda_device(typed, local_rank, there=4) == device
+
+
+@pytest.mark.parametrize(("typed", "local_rank"), [(2, 1), ([0, 3], 1)])
+def test_a_rank_that_does_not_see_its_cuda_device_is_told_why(typed: Any, local_rank: int) -> None:
+    """As under srun --gpus-per-task=1, which shows each rank one device."""
+    with pytest.raises(UserError, match=r"takes the CUDA device \d, and sees 1: .*let each see all of them"):
+        devices.local_cuda_device(typed, local_rank, there=1)
 
 
 def test_more_processes_than_a_host_can_start_are_refused() -> None:

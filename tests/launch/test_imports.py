@@ -57,3 +57,19 @@ assert {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys()
 
 def test_the_fork_server_has_imported_what_ranks_need_and_freezes_it() -> None:
     subprocess.run([sys.executable, "-c", SERVER], check=True, timeout=60)
+
+
+@pytest.mark.slow
+def test_the_server_that_ranks_are_forked_from_does_not_touch_cuda() -> None:
+    """A process that has counted the devices through CUDA has copies that can't use them."""
+    code = """
+import torch
+touched = []
+for module, names in ((torch.cuda, "is_available device_count init _lazy_init"), (torch.accelerator, "is_available")):
+    for name in names.split():
+        setattr(module, name, lambda *_, name=name: touched.append(name) or False)
+import project.launch.fork_server
+print(touched)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "[]\n"

@@ -18,6 +18,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from project.launch import rank
 from project.launch.rank import Tee, rank_log
 from project.launch.seeding import seed_rank
+from project.launch.stopping import Stopped
 
 
 class Terminal(io.StringIO):
@@ -208,9 +209,9 @@ def test_lightning_is_told_who_started_the_ranks(
     assert getattr(found, "auto_requeue", False) is False
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_process_group_is_left_whatever_happens(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
-    """A group that is alive at the end of its process can abort it."""
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What becomes of the process group of two ranks, of which this is the first."""
     done: list[str] = []
     environment = SimpleNamespace(
         world_size=lambda: 2, global_rank=lambda: 0, local_rank=lambda: 0, main_address="localhost", main_port=1
@@ -221,9 +222,47 @@ def test_the_process_group_is_left_whatever_happens(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(rank, "cluster_environment", lambda: environment)
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: done.append("joined"))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("left"))
-    config = {"trainer": {"accelerator": "cpu"}, "launch": {"timeout_s": 1}}
-    with contextlib.suppress(RuntimeError), rank.process_group(config):
+    monkeypatch.setattr(rank.atexit, "register", lambda function, _: done.append("ends at once"))
+    return done
+
+
+def trained(accelerator: str, error: BaseException | None, done: list[str]) -> list[str]:
+    config = {"trainer": {"accelerator": accelerator, "devices": 2}, "launch": {"timeout_s": 1}}
+    with contextlib.suppress(RuntimeError, Stopped), rank.process_group(config):
         done.append("trained")
-        if fails:
-            raise RuntimeError("boom")
-    assert done == ["joined", "trained", "left"]
+        if error is not None:
+            raise error
+    return done
+
+
+STOPPED_BY_ALL = Stopped(15, by_all=True)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("boom"), STOPPED_BY_ALL, Stopped(15)])
+def test_the_process_group_is_left_whatever_happens(done: list[str], error: BaseException | None) -> None:
+    """A group that is alive at the end of its process can abort it."""
+    assert trained("cpu", error, done) == ["joined", "trained", "left"]
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [(None, "left"), (STOPPED_BY_ALL, "left"), (RuntimeError("boom"), "ends at once"), (Stopped(15), "ends at once")],
+)
+def test_a_rank_that_fails_alone_does_not_wait_for_the_others_to_leave_nccls_group(
+    done: list[str], error: BaseException | None, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"is_available": True, "device_count": 2, "current_device": 0, "set_device": None}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    assert trained("cuda", error, done) == ["joined", "trained", end]
+
+
+@pytest.mark.parametrize(("error", "code"), [("Stopped(15)", 143), ("KeyboardInterrupt()", 130), ("OSError()", 1)])
+def test_a_process_that_ends_at_once_runs_nothing_more_and_keeps_its_exit_code(error: str, code: int) -> None:
+    lines = (
+        "import atexit, sys; from project.launch import rank; from project.launch.stopping import Stopped",
+        "atexit.register(print, 'too late')",
+        f"atexit.register(rank._end_at_once, {error})",
+        "print('told'); sys.exit(3)",
+    )
+    ended = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (code, "told\n")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from project.models.optimization import configure, warmup_cosine
+from project.models.optimization import _keep_kernel, configure, warmup_cosine
 
 ADAMW = {"_target_": "torch.optim.AdamW", "lr": 0.1, "betas": [0.8, 0.9]}
 
@@ -187,6 +187,21 @@ def test_a_checkpoint_does_not_decide_whether_the_optimizer_is_fused() -> None:
         assert loads.param_groups[0]["fused"] is own
         loads.param_groups[0]["params"][0].grad = torch.ones(1, 1)
         loads.step()
+
+
+@pytest.mark.parametrize(("is_fused", "place"), [(True, "meta"), (False, "cpu")])
+def test_steps_are_counted_where_the_kernel_reads_them_whoever_wrote_the_checkpoint(is_fused: bool, place: str) -> None:
+    """As on CUDA, whose place the meta device takes."""
+    own = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2, device="meta"))])
+    _keep_kernel(own)
+    own.defaults["fused"] = is_fused
+    of_other = {"step": torch.tensor(3.0), "exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}
+    group = own.state_dict()["param_groups"][0] | {"fused": not is_fused}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tensor, "cpu", lambda _: torch.tensor(3.0))  # a meta tensor can't be read
+        own.load_state_dict({"state": {0: of_other}, "param_groups": [group]})
+    (state,) = own.state.values()
+    assert state["step"].device.type == place
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])

@@ -16,6 +16,7 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -300,6 +301,26 @@ def drop(config: Config, run: Run) -> Outcome:
     sums = torch.tensor(apart)
     dist.all_reduce(sums, op=dist.ReduceOp.MAX)
     return Outcome({"apart": float(sums)} | {f"drawn_{rank}": value for rank, value in enumerate(drawn)})
+
+
+def overflow(config: Config, run: Run) -> Outcome:
+    """In the first step a gradient that tensor parallel splits overflows on the last rank alone, as in float16."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    plugins = [cluster_environment(), MixedPrecision("16-mixed", "cpu", scaler)]
+    trainer = build_trainer(config, run, [], max_steps=1, limit_val_batches=0, precision=None, plugins=plugins)
+    model = build_model(config, trainer)
+
+    def overflown() -> None:
+        split = next(p for p in model.parameters() if isinstance(p, DTensor) and p.placements[-1].is_shard())
+        if run.rank == run.world_size - 1 and isinstance(split.grad, DTensor):
+            split.grad.to_local().fill_(torch.inf)
+
+    model.on_after_backward = overflown  # type: ignore[method-assign]
+    trainer.fit(model, datamodule=Data(batch_size=8))
+    scales = torch.zeros(run.world_size)
+    scales[run.rank] = scaler.get_scale()
+    dist.all_reduce(scales)
+    return Outcome({f"scale_{rank}": float(scale) for rank, scale in enumerate(scales)})
 
 
 class Own(L.LightningModule):

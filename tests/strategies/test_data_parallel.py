@@ -24,6 +24,7 @@ from project.models.nets import MLP
 from project.strategies import is_single_process
 from project.strategies.batches import gather, share
 from project.strategies.data_parallel import DataParallelStrategy, ParallelForward
+from project.strategies.random_state import random_state, set_random_state
 from small_classifier import (
     CLASSES,
     UNEVEN,
@@ -248,19 +249,66 @@ def test_predictions_come_in_the_order_of_the_samples() -> None:
 # CUDA
 
 
-def test_each_gpu_draws_random_numbers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds: dict[int, int] = {}
-    current: list[int] = []
+class Generators:
+    """Those of CUDA devices, which know their seed alone."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+        self.seeds = [torch.initial_seed()] * number
+        self.current = 0
+        monkeypatch.setattr(torch.cuda, "device", self.device)
+        monkeypatch.setattr(torch.cuda, "initial_seed", lambda: self.seeds[self.current])
+        monkeypatch.setattr(torch.cuda, "manual_seed", self.set_seed)
+        monkeypatch.setattr(torch.cuda, "manual_seed_all", self.set_all)
+        monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.tensor(self.seeds[device.index]))
+        monkeypatch.setattr(torch.cuda, "set_rng_state", self.set_state)
 
     @contextlib.contextmanager
-    def device(which: torch.device) -> Iterator[None]:
-        current.append(which.index)
+    def device(self, which: torch.device) -> Iterator[None]:
+        self.current = which.index
         yield
 
-    monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(torch.cuda, "manual_seed", lambda seed: seeds.update({current[-1]: seed}))
-    DataParallelStrategy(parallel_devices=[torch.device("cuda", i) for i in range(3)]).on_train_start()
-    assert seeds == {1: 1_000_003, 2: 2_000_006}  # device 0 keeps the run's seed, 0
+    def set_seed(self, seed: int) -> None:
+        self.seeds[self.current] = seed
+
+    def set_all(self, seed: int) -> None:
+        self.seeds = [seed] * len(self.seeds)
+
+    def set_state(self, state: Tensor, device: torch.device) -> None:
+        self.seeds[device.index] = int(state)
+
+
+GPUS = [torch.device("cuda", index) for index in range(3)]
+
+
+def test_each_gpu_draws_random_numbers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    generators = Generators(monkeypatch, 3)
+    DataParallelStrategy(parallel_devices=GPUS).on_train_start()
+    assert generators.seeds == [0, 1_000_003, 2_000_006]  # device 0 keeps the run's seed
+
+
+def test_a_run_that_goes_on_draws_on_each_gpu_what_it_would_have_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    generators = Generators(monkeypatch, 3)
+    generators.seeds = [5, 6, 7]  # wherever they had come to
+    state = random_state(*GPUS)
+    torch.manual_seed(9)
+    set_random_state(state, *GPUS)
+    DataParallelStrategy(parallel_devices=GPUS).on_train_start()
+    assert generators.seeds == [5, 6, 7]
+
+
+def test_gpus_that_were_not_there_before_draw_differently(monkeypatch: pytest.MonkeyPatch) -> None:
+    generators = Generators(monkeypatch, 3)
+    set_random_state(random_state(GPUS[0]), *GPUS)
+    generators.seeds = [5, 9, 9]
+    DataParallelStrategy(parallel_devices=GPUS).on_train_start()
+    assert len(set(generators.seeds)) == 3
+
+
+def test_random_numbers_of_a_gpu_mean_nothing_to_a_cpu() -> None:
+    state = random_state(CPU)
+    expected = torch.rand(3)
+    set_random_state((state[0], [torch.zeros(16, dtype=torch.uint8)], *state[2:]), CPU)
+    assert torch.equal(torch.rand(3), expected)
 
 
 @pytest.mark.parametrize("threaded", [False, True])

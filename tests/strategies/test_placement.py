@@ -170,3 +170,15 @@ def test_each_config_builds_its_strategy(name: str, size: int | str) -> None:
     strategy = build(OmegaConf.to_container(config), "strategy")  # type: ignore[arg-type]
     assert isinstance(strategy, ShardedStrategy)
     assert strategy.tensor_parallel_size == size
+
+
+@pytest.mark.parametrize("ranks", [(2, 1), (2, 2)])
+def test_weights_with_channels_innermost_are_sharded_too(
+    mesh: Callable[[int, int], Any], ranks: tuple[int, int]
+) -> None:
+    module = L.LightningModule()
+    module.net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), MLP(image_shape=(4,), num_classes=4, width=8)
+    ).to(memory_format=torch.channels_last)
+    parallelize(module, mesh(*ranks))
+    assert isinstance(module.net, FSDPModule)

@@ -49,6 +49,7 @@ CASES: dict[str, tuple[list[Ranks | None], str, dict[str, Any]]] = {
     "background": ([FSDP, TENSOR, BOTH], "background", {"net": "mlp", "optimizer": ADAMW}),
     "count": ([TENSOR, BOTH], "count", {}),
     "drop": ([TENSOR, BOTH], "drop", {"net": "gpt", "net_arguments": {"dropout": 0.5}, "optimizer": ADAMW}),
+    "overflow": ([FSDP, TENSOR, BOTH], "overflow", {"net": "gpt", "optimizer": PLAIN_SGD}),
     "own": ([FSDP], "own", {}),
 }
 CYCLES = [(name, ranks) for name, (layouts, function, _) in CASES.items() if function == "cycle" for ranks in layouts]
@@ -187,6 +188,11 @@ def test_ranks_of_one_tensor_parallel_group_drop_the_same(case: Case) -> None:
 def test_groups_of_tensor_parallel_drop_differently(case: Case) -> None:
     _, facts = case("drop", BOTH)
     assert facts["drawn_0"] == facts["drawn_1"] != facts["drawn_2"] == facts["drawn_3"]
+
+
+@pytest.mark.parametrize("ranks", LAYOUTS)
+def test_a_step_whose_gradients_overflow_on_one_rank_is_left_out_by_all(case: Case, ranks: Ranks) -> None:
+    assert set(case("overflow", ranks)[1].values()) == {2.0}  # half of the scale before
 
 
 def test_a_module_that_shards_itself_is_left_as_it_is(case: Case) -> None:

@@ -149,9 +149,22 @@ def test_without_ranks_nothing_is_known(marks: Marks) -> None:
     assert arrivals(marks).came_s == ()
 
 
-def test_torch_has_the_recorder() -> None:
+def test_torch_has_the_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is private; where a new torch lacks it, who is late is concluded from DDP's own times."""
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
     assert module._dump() is not None
+
+
+def test_under_nccl_its_own_recorder_is_read(marks: Marks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one has what our groups of the CPU sent, and nothing of the training."""
+    nccl = entry(1, 50) | {"profiling_name": "nccl:_all_gather_base"}
+    for name, dumped in (("_dump_nccl_trace", [nccl]), ("_dump_fr_trace", [entry(1, 40, OWN_GROUP)])):
+        monkeypatch.setattr(
+            torch._C._distributed_c10d, name, lambda *_, dumped=dumped: pickle.dumps({"entries": dumped}), raising=False
+        )
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+    assert [round(1e9 * time_s) for time_s in arrivals(marks).came_s] == [50]
 
 
 def test_programs_differ_by_kind_and_number(marks: Marks) -> None:

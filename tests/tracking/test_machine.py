@@ -59,6 +59,10 @@ def test_sensors_that_are_missing_are_told_once_and_no_error(gpu: pytest.MonkeyP
         ("NVIDIA H100 80GB HBM3", 989),
         ("NVIDIA H100 PCIe", 756),
         ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA L40", 181),
+        ("NVIDIA L4", 121),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", math.nan),
         ("Other 9000", math.nan),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from project.checkup.finding import Finding, Status
 
 GIB = 2**30
 OTHER_BUILD = "install the build for this driver: make TORCH_INDEX=INDEX, which pytorch.org's install selector shows"
+NVIDIA_CODE = re.compile(r"(?:sm|compute)_(\d+)")  # also sm_90a, sm_103f; AMD's are called gfx942
 FAR = {"SYS", "NODE"}  # through the host's memory, between or within its sockets
 
 
@@ -95,10 +97,15 @@ def gpu(index: int, occupants: dict[str, list[str]]) -> Finding:
     name = f"cuda:{index}"
     code = f"sm_{properties.major}{properties.minor}"
     built = torch.cuda.get_arch_list()
-    if built and all(int(arch.split("_")[1].rstrip("a")) > properties.major * 10 + properties.minor for arch in built):
+    known = [int(found[1]) for arch in built if (found := NVIDIA_CODE.match(arch))]
+    if known and min(known) > properties.major * 10 + properties.minor:
         value = f"{properties.name} is older ({code}) than all that torch was built for ({', '.join(built)})"
         return Finding(name, value, Status.BROKEN, OTHER_BUILD)
-    free, total = torch.cuda.mem_get_info(index)
+    try:
+        free, total = torch.cuda.mem_get_info(index)
+    except RuntimeError as error:  # one that is broken, or another process's alone
+        value = f"{properties.name} can't be used: {str(error).splitlines()[0]}"
+        return Finding(name, value, Status.BROKEN, "see nvidia-smi -q, or choose others: CUDA_VISIBLE_DEVICES")
     value = f"{properties.name}, {free / GIB:.1f} of {total / GIB:.1f} GiB free"
     there = occupants.get(f"GPU-{properties.uuid}", [])
     figures = {"free_gib": free / GIB, "total_gib": total / GIB}
@@ -122,8 +129,11 @@ def parse_occupants(text: str) -> dict[str, list[str]]:
 def links(num_gpus: int) -> Iterator[Finding]:
     """How each pair of devices is linked, the slow pairs as warnings."""
     topology = parse_topology(_nvidia_smi("topo", "-m"))
+    numbers = parse_numbers(_nvidia_smi("--query-gpu=uuid,index", "--format=csv,noheader"))
+    # nvidia-smi counts all of the host, in the order of the bus; torch those that it sees, the fastest first.
+    of_torch = [numbers.get(f"GPU-{torch.cuda.get_device_properties(index).uuid}") for index in range(num_gpus)]
     for a, b in combinations(range(num_gpus), 2):
-        link = topology.get((a, b), "unknown link")
+        link = topology.get((of_torch[a], of_torch[b]), "unknown link")
         direct = torch.cuda.can_device_access_peer(a, b)
         value = f"{link}, {'direct' if direct else 'no direct'} access"
         if link in FAR or not direct:
@@ -133,7 +143,13 @@ def links(num_gpus: int) -> Iterator[Finding]:
             yield Finding(f"cuda:{a} to cuda:{b}", value)
 
 
-def parse_topology(text: str) -> dict[tuple[int, int], str]:
+def parse_numbers(text: str) -> dict[str, int]:
+    """From ``UUID, INDEX`` lines to nvidia-smi's number of each device."""
+    rows = [line.split(", ") for line in text.splitlines()]
+    return {row[0]: int(row[1]) for row in rows if len(row) == 2}
+
+
+def parse_topology(text: str) -> dict[tuple[int | None, int | None], str]:
     """From ``nvidia-smi topo -m`` to the link of each pair of GPUs, as ``NV18``, ``PIX`` or ``SYS``."""
     rows = [line.split() for line in text.splitlines() if line.startswith("GPU")]
     count = len(rows)

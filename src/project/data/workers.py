@@ -85,6 +85,18 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             raise LostWorkerError(self._lost()) from error
         return got
 
+    def _get_data(self) -> Any:
+        try:
+            return super()._get_data()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            # Where batches are pinned, a thread takes them from the workers, and does not outlive what fails there.
+            if "Pin memory thread exited" not in str(error):
+                raise
+            text = self._lost()
+            if text is None or not any(worker.exitcode for worker in self._workers):
+                raise
+            raise LostWorkerError(text) from error
+
     def _lost(self) -> str | None:
         """The sentence of a worker that is about to end."""
         wait([worker.sentinel for worker in self._workers], timeout=GONE_WITHIN_S)

@@ -59,6 +59,18 @@ def _impossible(config: Config) -> Iterator[str]:
             f"trainer.precision={precision} computes in float16, which needs a GPU, and this run is on the CPU: type "
             f"trainer.precision={'bf16-true' if precision == '16-true' else 'bf16-mixed'}"
         )
+    carries_errors = isinstance(strategy, dict) and strategy.get("hook") == "powersgd"
+    nan = (config.get("callbacks") or {}).get("nan") or {}
+    lets_overflow = {
+        f"trainer.precision={precision}": (precision in ("16", "16-mixed"), "trainer.precision=bf16-mixed"),
+        "callbacks.nan.on_nan=skip": (nan.get("on_nan") == "skip", "callbacks.nan.on_nan=stop"),
+    }
+    for asked, (is_asked, instead) in lets_overflow.items():
+        if trains and carries_errors and is_asked:
+            yield (
+                f"{asked} leaves out steps whose gradients are not finite, and PowerSGD carries what it did not send "
+                f"over to all later ones, which would be left out too: type {instead}, or trainer/strategy=ddp"
+            )
     if trains and trainer.get("sync_batchnorm") and trainer["devices"] != 1 and _is_on_cpu(trainer["accelerator"]):
         yield (
             "trainer.sync_batchnorm=true needs GPUs, since torch synchronises batch norm nowhere else, and this run is "

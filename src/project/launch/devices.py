@@ -131,7 +131,18 @@ def count_gpus(accelerator: str, devices: Any) -> int:
     return count(accelerator, devices) if torch.cuda.is_available() else 0
 
 
-def local_cuda_device(devices: Any, local_rank: int) -> int:
-    """Index of the CUDA device of a rank: its place in the list of indices, where the user gave one."""
+def local_cuda_device(devices: Any, local_rank: int, there: int) -> int:
+    """Index of the CUDA device of a rank: its place in the list of indices, where the user gave one.
+
+    Raises:
+        UserError: the rank does not see it among the devices, of which there are so many.
+    """
     wanted = parse(devices)
-    return wanted[local_rank] if isinstance(wanted, list) else local_rank
+    index = wanted[local_rank] if isinstance(wanted, list) else local_rank
+    if index >= there:
+        raise UserError(
+            f"the rank with local number {local_rank} takes the CUDA device {index}, and sees {there}: start no more "
+            "ranks on a host than it has devices, and let each see all of them (srun without --gpus-per-task and "
+            "--gpu-bind, one CUDA_VISIBLE_DEVICES for all)"
+        )
+    return index

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import importlib
 import json
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from multiprocessing import util
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -188,7 +190,10 @@ def environment_restored() -> Iterator[None]:
 
 @contextmanager
 def process_group(config: dict[str, Any]) -> Iterator[None]:
-    """Join the ranks' process group, and leave it whatever happens: a group alive at exit can abort the process.
+    """Join the ranks' process group, and leave it: a group alive at exit can abort the process.
+
+    NCCL's is left by all ranks together. A rank that fails alone would wait there for the others, which wait for it,
+    and its error would be told when the first of them loses patience; so it ends without.
 
     Lightning finds the group and uses it. It is joined here because ranks that torchrun or SLURM started must
     agree on a run folder before there is a Trainer.
@@ -209,7 +214,8 @@ def process_group(config: dict[str, Any]) -> Iterator[None]:
     if on_cuda:
         from project.launch.devices import local_cuda_device
 
-        torch.cuda.set_device(local_cuda_device(config["trainer"]["devices"], environment.local_rank()))
+        there = torch.cuda.device_count()
+        torch.cuda.set_device(local_cuda_device(config["trainer"]["devices"], environment.local_rank(), there))
     # The tracker reads the last collectives of torch's flight recorder, at 30 microseconds each.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "192")
     timeout = timedelta(seconds=config["launch"]["timeout_s"])
@@ -224,8 +230,21 @@ def process_group(config: dict[str, Any]) -> Iterator[None]:
     try:
         with default_timeout(timeout):
             yield
-    finally:
-        torch.distributed.destroy_process_group()
+    except BaseException as error:
+        if on_cuda and not getattr(error, "by_all", False):
+            atexit.register(_end_at_once, error)
+        else:
+            torch.distributed.destroy_process_group()
+        raise
+    torch.distributed.destroy_process_group()
+
+
+def _end_at_once(error: BaseException) -> None:
+    """End a process that torchrun or SLURM started, before C++ leaves the group; our launcher's end so anyway."""
+    util._exit_function()  # type: ignore[attr-defined]  # of multiprocessing: a loader's workers end
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(130 if isinstance(error, KeyboardInterrupt) else error.signum + 128 if isinstance(error, Stopped) else 1)
 
 
 def cluster_environment() -> ClusterEnvironment:

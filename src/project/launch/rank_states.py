@@ -57,11 +57,12 @@ class RankStates(Callback, BetweenSteps):
         trainer._logger_connector._callback_metrics.update(
             {name: torch.tensor(value) for name, value in self.logged.items()}
         )
+        # What was not saved, and so the generators of a device of another kind; not the same as from the start.
+        seed_rank(self.seed + 7919 * trainer.global_step, trainer.global_rank)
         if len(loaded["of_ranks"]) == trainer.world_size:
             self._restore(trainer, pl_module, loaded["of_ranks"][trainer.global_rank])
             return
-        # Nobody can say what other ranks would have drawn; not the same as from the start.
-        seed_rank(self.seed + 7919 * trainer.global_step, trainer.global_rank)
+        # Nobody can say what other ranks would have drawn.
         if trainer.is_global_zero:
             print(
                 f"Saved by {len(loaded['of_ranks'])} rank(s), the run goes on with {trainer.world_size}: the batches "
@@ -119,7 +120,7 @@ class RankStates(Callback, BetweenSteps):
     def _state(self, trainer: L.Trainer, module: L.LightningModule) -> State:
         results = trainer.fit_loop.epoch_loop._results
         return {
-            "random": _plain(random_state(trainer.strategy.root_device)),
+            "random": _plain(random_state(*_devices(trainer))),
             "metrics": _metrics(module),
             "results": {
                 key: {name: _copied(getattr(result, name)) for name in result._defaults}
@@ -135,7 +136,7 @@ class RankStates(Callback, BetweenSteps):
 
     def _restore(self, trainer: L.Trainer, module: L.LightningModule, state: State) -> None:
         device = trainer.strategy.root_device
-        set_random_state(_unplain(state["random"]), device)
+        set_random_state(_unplain(state["random"]), *_devices(trainer))
         parts = dict(module.named_modules())
         for name, values in state["metrics"].items():
             if isinstance(metric := parts.get(name), Metric):
@@ -146,13 +147,19 @@ class RankStates(Callback, BetweenSteps):
         self._of_callbacks = state["callbacks"]
 
 
+def _devices(trainer: L.Trainer) -> list[torch.device]:
+    """Those on which this process draws random numbers: one, but for strategies whose one process drives all."""
+    devices: list[torch.device] = getattr(trainer.strategy, "devices_of_process", [trainer.strategy.root_device])
+    return devices
+
+
 def _plain(state: tuple[Any, ...]) -> State:
     """A random state as ``torch.load(weights_only=True)`` can read it."""
-    cpu, on_device, python, numpy = state
+    cpu, on_devices, python, numpy = state
     kind, keys, *rest = numpy
     return {
         "cpu": cpu,
-        "device": on_device,
+        "device": on_devices,
         "python": (python[0], torch.tensor(python[1], dtype=torch.int64), python[2]),
         "numpy": (str(kind), torch.from_numpy(keys.astype(np.int64)), [float(value) for value in rest]),
     }
@@ -163,7 +170,7 @@ def _unplain(plain: State) -> tuple[Any, ...]:
     kind, keys, (position, has_gauss, cached) = plain["numpy"]
     return (
         plain["cpu"],
-        plain["device"],
+        plain["device"] or [],
         (version, tuple(words.tolist()), gauss),
         (kind, keys.numpy().astype(np.uint32), int(position), int(has_gauss), cached),
     )

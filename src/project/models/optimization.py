@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import lightning as L
+import torch
 from hydra.utils import instantiate
 from lightning.pytorch.utilities.types import LRSchedulerConfigType, OptimizerLRScheduler
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -99,8 +100,22 @@ def _keep_kernel(optimizer: Optimizer) -> None:
         for group in optimizer.param_groups:
             if "fused" in group:
                 group["fused"] = optimizer.defaults["fused"]
+                for parameter in group["params"]:
+                    _place_step(optimizer.state.get(parameter, {}), parameter, group)
 
     optimizer.register_load_state_dict_post_hook(restore)
+
+
+def _place_step(state: dict[str, Any], parameter: Tensor, group: Mapping[str, Any]) -> None:
+    """Put a parameter's count of steps where its kernel looks for it; torch has put it where the checkpoint's did.
+
+    CUDA's fused kernel reads it on the device, and would take an address of the host for one of its own. The others
+    read it on the host, and would wait for the device for each parameter in each step.
+    """
+    step = state.get("step")
+    if isinstance(step, Tensor):
+        is_read_there = group["fused"] or group.get("capturable")
+        state["step"] = step.to(parameter.device, torch.float32) if is_read_there else step.cpu()
 
 
 def _length_of_run(trainer: L.Trainer, interval: str, name: str) -> int:

@@ -41,6 +41,9 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, reshard_after_forward: bool
     take_from_rank_zero(chain(module.parameters(), module.buffers()), device)
     data_parallel, tensor_parallel = mesh["data_parallel"], mesh["tensor_parallel"]
     blocks = _blocks(nets, plans)  # before splitting, so that a bad pattern is told first
+    for parameter in module.parameters() if data_parallel.size() > 1 else ():
+        # FSDP shards no other order, such as channels_last; convolutions bring the weights that they gather into it.
+        parameter.data = parameter.data.contiguous()
     if tensor_parallel.size() > 1:
         _split(nets, plans, tensor_parallel)
         for net in nets.values():

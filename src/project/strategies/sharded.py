@@ -15,6 +15,7 @@ import torch.distributed as dist
 from lightning.fabric.utilities.init import _materialize_distributed_module
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
 from project.errors import UserError
@@ -109,6 +110,12 @@ class ShardedStrategy(MeshStrategy):
             self.model = self._layer_sync.apply(self.model)
         parallelize(self.model, self._device_mesh, self.reshard_after_forward)
 
+    def setup_precision_plugin(self) -> None:
+        super().setup_precision_plugin()
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        if scaler is not None and self._device_mesh is not None and self._device_mesh["tensor_parallel"].size() > 1:
+            agree_on_overflow(scaler, self._device_mesh["tensor_parallel"].get_group())
+
     def model_to_device(self) -> None:
         assert self.model is not None
         _materialize_distributed_module(self.model, self.root_device)
@@ -197,6 +204,25 @@ class ShardedStrategy(MeshStrategy):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             optimizer.load_state_dict(spread_optimizer_state(state, optimizer))
+
+
+def agree_on_overflow(scaler: torch.amp.GradScaler, group: dist.ProcessGroup | None) -> None:
+    """Let all ranks of a group leave out a step where the gradients of one of them have overflown.
+
+    torch asks those ranks alone that share the first parameter, and under tensor parallel that may be whole on each:
+    the ranks that hold other shards would step, with weights and a scale that are no longer the others'.
+    """
+    if "_unscale_grads_" in vars(scaler):
+        return  # a second entry point of the trainer
+    unscale = scaler._unscale_grads_
+
+    def unscaled(*args: Any, **kwargs: Any) -> dict[torch.device, Tensor]:
+        found: dict[torch.device, Tensor] = unscale(*args, **kwargs)
+        for has_overflown in found.values():
+            dist.all_reduce(has_overflown, dist.ReduceOp.MAX, group=group)
+        return found
+
+    scaler._unscale_grads_ = unscaled  # type: ignore[method-assign]
 
 
 def check_divides(tensor_parallel_size: int, world_size: int) -> None:

@@ -100,6 +100,11 @@ class SingleProcessStrategy(ParallelStrategy):
         return self._devices[0]
 
     @property
+    def devices_of_process(self) -> list[torch.device]:
+        """All on which random numbers are drawn."""
+        return self._devices
+
+    @property
     def _devices(self) -> list[torch.device]:
         assert self.parallel_devices
         return self.parallel_devices
@@ -162,11 +167,16 @@ class SingleProcessStrategy(ParallelStrategy):
     def on_train_start(self) -> None:
         for replacement in self._replaced:
             replacement.called = False  # in the sanity check it may have been
-        # torch seeds all devices alike, and each would draw the same dropout as the others.
-        for index, device in enumerate(self._devices):
-            if index and device.type == "cuda":
-                with torch.cuda.device(device):
-                    torch.cuda.manual_seed(torch.initial_seed() + index * SEED_STRIDE)
+        # torch seeds all devices alike, and each would draw the same dropout as the others. In a run that goes on they
+        # have their own states again.
+        taken: set[int] = set()
+        for index, device in enumerate(self._devices if self.root_device.type == "cuda" else ()):
+            with torch.cuda.device(device):
+                seed = torch.cuda.initial_seed()
+                if seed in taken:
+                    seed = torch.initial_seed() + index * SEED_STRIDE
+                    torch.cuda.manual_seed(seed)
+                taken.add(seed)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         output = super().training_step(*args, **kwargs)

@@ -101,8 +101,8 @@ def arrivals(marks: Marks) -> Arrivals:
     Nothing where nothing is known: the recorder is private to torch, and may be off (TORCH_FR_BUFFER_SIZE=0). Costs
     about 15 microseconds for each entry; the launcher keeps it short.
     """
-    dump = _dump()
-    if dump is None or not dist.is_initialized():
+    dump = _dump() if dist.is_initialized() else None
+    if dump is None:
         return Arrivals()
     entries = []
     try:
@@ -144,8 +144,9 @@ def _number(text: str) -> float:
 
 
 def _dump() -> Any:
+    """The recorder of the ranks' backend: NCCL has one of its own, and the other would tell of our own groups alone."""
     try:
         from torch._C import _distributed_c10d
     except ImportError:
         return None
-    return getattr(_distributed_c10d, "_dump_fr_trace", None)
+    return getattr(_distributed_c10d, "_dump_nccl_trace" if dist.get_backend() == "nccl" else "_dump_fr_trace", None)

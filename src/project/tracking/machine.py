@@ -21,6 +21,7 @@ PEAKS = (
     ("A100", 312e12),
     ("A10G", 70e12),
     ("L40S", 362e12),
+    ("L40", 181e12),
     ("L4", 121e12),
     ("MI300X", 1307e12),
 )
@@ -31,6 +32,8 @@ def peak_flops_per_s(device: torch.device) -> float:
     if device.type != "cuda":
         return math.nan
     name = torch.cuda.get_device_name(device)
+    if " MIG " in name:  # a part of what the name says
+        return math.nan
     return next((peak for word, peak in PEAKS if word in name), math.nan)
 
 
