@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from omegaconf import OmegaConf
 
+from project.benchmarking import trial_report
 from project.benchmarking.measure import Measured
 from project.benchmarking.scaling_figure import draw
 from project.benchmarking.trial import Settings, contender, samples_per_s, shorten
@@ -86,3 +87,13 @@ def test_what_others_do_at_the_end_of_training_is_no_part_of_the_last_step(tmp_p
     ends_s = json.loads(report.read_text())["ends_s"]
     assert len(ends_s) == 3
     assert time.monotonic() - ends_s[-1] > 0.5
+
+
+def test_the_device_is_waited_for_where_the_warm_up_and_the_trial_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = TrialReport(str(tmp_path / "report.json"), [], 1, warmup_batches=2)
+    waited_before: list[int] = []
+    monkeypatch.setattr(trial_report, "_wait_for", lambda device: waited_before.append(len(report.ends_s)))
+    quiet_trainer(1, "auto", callbacks=[report], max_steps=4).fit(Classifier(), loader([4, 4, 4, 4]))
+    assert waited_before == [1, 3]

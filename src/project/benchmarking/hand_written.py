@@ -33,7 +33,7 @@ def train(task: Task) -> None:
     net = make_parallel(net, task.strategy, task.devices)
     optimizer, schedule = workload.build_optimizer(task.config, net.parameters(), task.steps)
 
-    clock = StepClock(task.report, task.steps)
+    clock = StepClock(task.report, task.steps, task.warmup_steps)
     done = False
     for epoch in itertools.count():
         loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
@@ -64,7 +64,7 @@ def validate(task: Task) -> None:
     device = choose_device(task)
     loader = workload.build_data(task.config).val_dataloader()
     net = workload.build_net(task.config).to(device).eval()
-    clock = StepClock(task.report, len(loader))
+    clock = StepClock(task.report, len(loader), task.warmup_steps)
     loss, num_right, num_samples = torch.zeros((), device=device), torch.zeros((), device=device), 0
     with torch.inference_mode():
         for batch in loader:

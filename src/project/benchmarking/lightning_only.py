@@ -106,7 +106,7 @@ def _trainer(task: Task, callbacks: list[Any], **arguments: Any) -> L.Trainer:
         max_epochs=-1,
         max_steps=task.steps,
         limit_val_batches=task.config["trainer"]["limit_val_batches"],
-        callbacks=[*callbacks, StepTimes(task.report, task.steps)],
+        callbacks=[*callbacks, StepTimes(task.report, task.steps, warmup_steps=task.warmup_steps)],
         **arguments,
     )
 

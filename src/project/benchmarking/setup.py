@@ -118,7 +118,7 @@ def template(
 ) -> Contender:
     """The template's training as a contender."""
     trainer = config["trainer"] | {"strategy": strategy, "devices": devices}
-    task = Task(config | {"trainer": trainer}, steps, "", strategy, devices)
+    task = Task(config | {"trainer": trainer}, steps, "", strategy, devices, warmup_steps=warmup_steps)
     seconds = seconds_per_step(warmup_steps, per_step)
     # Its threads are what its config says: by default fewer than a rank's share, where the steps are small.
     return Contender(name, ["-m", "project.benchmarking.template"], seconds, task, threads=None)
@@ -138,7 +138,7 @@ def hand_written(
     # Its logs would stay in the temporary folder of the machine.
     run = ["-m", "torch.distributed.run", "--standalone", "--log-dir", "{folder}", "--nproc-per-node", str(ranks)]
     torchrun = run if ranks > 1 else []
-    task = Task(config, steps, "", strategy, devices)
+    task = Task(config, steps, "", strategy, devices, warmup_steps=warmup_steps)
     seconds = seconds_per_step(warmup_steps, per_step)
     return Contender(
         name, [*torchrun, "-m", "project.benchmarking.hand_written"], seconds, task, threads_per_rank(ranks)

@@ -17,10 +17,11 @@ class StepTimes(Callback):
         report: The file to write.
         steps: Training steps to note, or batches if validation is measured; -1 for all of the training.
         measure: ``train`` or ``validate``.
+        warmup_steps: The first ones, that are not measured.
     """
 
-    def __init__(self, report: str, steps: int, measure: str = "train") -> None:
-        self.clock = StepClock(report, steps)
+    def __init__(self, report: str, steps: int, measure: str = "train", warmup_steps: int = 0) -> None:
+        self.clock = StepClock(report, steps, warmup_steps)
         self.validates = measure == "validate"
 
     def on_train_batch_end(

@@ -17,12 +17,12 @@ class Task:
 
     Attributes:
         config: The experiment, composed and resolved: which net, data, optimizer and schedule.
-        steps: Steps in all, of which the reader of the report leaves out the first ones; batches, if validation is
-            measured; -1 for the epochs that the config says.
+        steps: Steps in all; batches, if validation is measured; -1 for the epochs that the config says.
         report: The file that the process, or its rank 0, writes.
         strategy: ``single``, ``ddp``, ``dp`` or ``fsdp``.
         devices: Ranks; for dp, devices of one process.
         measure: ``train``, ``validate`` for batches of the validation set, or ``tracking`` for steps with and without.
+        warmup_steps: The first ones, that the reader leaves out.
     """
 
     config: dict[str, Any]
@@ -31,6 +31,7 @@ class Task:
     strategy: str = "single"
     devices: int = 1
     measure: str = "train"
+    warmup_steps: int = 0
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(dataclasses.asdict(self)))
@@ -44,18 +45,19 @@ class StepClock:
     """Notes when each step ended, and writes the report after the last.
 
     The times are of the monotonic clock, which all processes of a host share. On a GPU work is queued: the clock
-    waits for it once, after the last step.
+    waits for it twice, after the last step of the warm-up and after the last of all.
     """
 
-    def __init__(self, report: str, steps: int) -> None:
+    def __init__(self, report: str, steps: int, warmup_steps: int = 0) -> None:
         self.report = report
         self.steps = steps
+        self.warmup_steps = warmup_steps
         self.ends_s: list[float] = []
         self.epochs: list[int] = []
 
     def tick(self, epoch: int) -> bool:
         """Note the end of a step; whether it was the last."""
-        if len(self.ends_s) + 1 == self.steps:
+        if len(self.ends_s) + 1 in (self.warmup_steps, self.steps):
             _wait_for_gpu()
         self.ends_s.append(time.monotonic())
         self.epochs.append(epoch)

@@ -22,7 +22,11 @@ def train(task: Task) -> None:
     if task.measure == "tracking":
         step_times |= {"_target_": "project.benchmarking.tracking_turns.TrackingTurns"}
     else:
-        step_times |= {"_target_": "project.benchmarking.step_times.StepTimes", "measure": task.measure}
+        step_times |= {
+            "_target_": "project.benchmarking.step_times.StepTimes",
+            "measure": task.measure,
+            "warmup_steps": task.warmup_steps,
+        }
     config = task.config | {"callbacks": {**callbacks, "step_times": step_times}}
     run_job("project.train:train", OmegaConf.create(config), overrides=[])
 

@@ -85,6 +85,7 @@ def shorten(config: DictConfig, settings: Settings, report: str) -> None:
     of_trial = {
         "_target_": "project.benchmarking.trial_report.TrialReport",
         "report": report,
+        "warmup_batches": settings.warmup_batches,
         "batch_sizes": list(settings.batch_sizes),
         "calls": settings.calls,
     }

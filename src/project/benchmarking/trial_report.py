@@ -28,12 +28,14 @@ class TrialReport(Callback):
         report: The file to write.
         batch_sizes: For each, the latency of ``predict_step`` is measured, in inference mode, on one device.
         calls: Measured forward passes of each size.
+        warmup_batches: The first ones of the training, that are not measured.
     """
 
-    def __init__(self, report: str, batch_sizes: list[int], calls: int) -> None:
+    def __init__(self, report: str, batch_sizes: list[int], calls: int, warmup_batches: int = 0) -> None:
         self.report = report
         self.batch_sizes = batch_sizes
         self.calls = calls
+        self.warmup_batches = warmup_batches
         self.ends_s: list[float] = []
         self.epochs: list[int] = []
         self.samples: list[int] = []
@@ -42,8 +44,8 @@ class TrialReport(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step >= trainer.max_steps:
-            # Here, since at the end of training others have work of their own.
+        if trainer.global_step >= trainer.max_steps or len(self.ends_s) + 1 == self.warmup_batches:
+            # For the last here, since at the end of training others have work of their own.
             _wait_for(trainer.strategy.root_device)
         self.ends_s.append(time.monotonic())
         self.epochs.append(trainer.current_epoch)
