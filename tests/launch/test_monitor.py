@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from project.errors import UserError
 from project.launch.monitor import MonitorCheck
 from project.launch.monitor_mode import check_mode, direction
+from project.notices import Notice
 
 
 class Model(L.LightningModule):
@@ -54,6 +55,20 @@ def fit(model: Model, monitor: str | None, *callbacks: L.Callback, sets: int = 1
         accelerator="cpu", max_epochs=1, num_sanity_val_steps=1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=[MonitorCheck(monitor), *callbacks],
     ).fit(model, data, [data] * sets if sets > 1 else data)  # fmt: skip
+
+
+class Unvalidated(Model):
+    validation_step = L.LightningModule.validation_step  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("monitor", ["val/accuracy", None, "train/loss"])
+def test_a_monitor_that_no_validation_will_find_is_told_before_training(
+    monitor: str | None, recwarn: pytest.WarningsRecorder
+) -> None:
+    fit(Unvalidated(), monitor)
+    told = [str(warning.message) for warning in recwarn if warning.category is Notice]
+    assert bool(told) == (monitor == "val/accuracy")
+    assert all("Unvalidated has no validation_step: monitor=val/accuracy will find nothing" in text for text in told)
 
 
 @pytest.mark.parametrize("monitor", ["val/accuracy", "val/loss", None, "train/loss", "train_loss"])

@@ -16,6 +16,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
+from project.errors import UserError
 from project.launch.loops import install
 from small_classifier import Classifier, batches, loader, quiet_trainer
 
@@ -201,6 +202,24 @@ def test_a_step_is_as_in_lightnings_own_loop(case: str, everything: bool) -> Non
     assert our_rest == their_rest
     for own, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(own, other)
+
+
+class WithoutLoss(Plain):
+    """Forgets what to return, in all steps or all but one."""
+
+    def __init__(self, but: int = -1) -> None:
+        super().__init__()
+        self.but = but
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return loss if batch_idx == self.but else None
+
+
+def test_a_model_that_returns_no_loss_in_any_step_is_told_to() -> None:
+    with pytest.raises(UserError, match=r"WithoutLoss.training_step returned None in each of the 3 steps .*return the"):
+        trained(WithoutLoss(), True, Batches([4, 3, 5]))
+    trained(WithoutLoss(but=1), True, Batches([4, 3, 5]))
 
 
 def test_batches_that_a_data_module_changes_or_leaves_out_are_as_in_lightnings_own_loop() -> None:

@@ -92,6 +92,9 @@ class FitLoop(_FitLoop):
 
     def on_advance_end(self) -> None:
         count_exactly(self.epoch_loop._results)
+        steps = self.epoch_loop
+        assert isinstance(steps.automatic_optimization, AutomaticOptimization)
+        steps.automatic_optimization.check_trains(steps.batch_progress.current.ready)
         super().on_advance_end()
         _tell(self.trainer, "on_epoch_done")
 

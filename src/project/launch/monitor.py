@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from project.errors import UserError, nearest
 from project.launch.monitor_mode import direction
+from project.notices import notice
 
 
 class MonitorCheck(Callback):
@@ -23,6 +26,17 @@ class MonitorCheck(Callback):
     def __init__(self, monitor: str | None, mode: str = "max") -> None:
         self.monitor = monitor
         self.mode = mode
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.enable_validation or self.monitor is None or self.monitor.startswith("train"):
+            return
+        has_step = is_overridden("validation_step", pl_module)
+        why = "" if has_step else f", because {type(pl_module).__name__} has no validation_step"
+        notice(
+            f"Nothing is validated{why}: monitor={self.monitor} will find nothing to choose the best state by, and the "
+            "last one is taken. Type monitor=null, or monitor=train/loss mode=min"
+        )
+        warnings.filterwarnings("ignore", r".*could not find the monitored key")  # Lightning's, each epoch
 
     def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         logged = sorted(_logged(trainer))

@@ -14,6 +14,7 @@ NEEDLESS = (
     r"Couldn't infer the batch indices",  # our samplers know them
     r"Be aware that when using `ckpt_path`, callbacks",  # evaluation wants the weights only
     r".*functional\.all_gather is deprecated",  # Lightning's, against the newest torch
+    r"You passed in a `val_dataloader` but have no `validation_step`",  # told where something monitors it
     r"Checkpoint directory .* exists and is not empty",  # best and last share theirs
     r"'pin_memory' argument is set as true but no accelerator",  # it is without effect there
     r"You called `self.log\(.*but have no logger configured",  # logger=none was typed

@@ -26,6 +26,7 @@ from lightning.pytorch.trainer import call
 from torch import Tensor
 from torch.optim import Optimizer
 
+from project.errors import UserError
 from project.tracking.phase_profiler import PhaseProfiler
 
 TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -136,9 +137,12 @@ class AutomaticOptimization(_AutomaticOptimization):
     inherit is written out here; else theirs is called.
     """
 
+    _num_without_loss = 0  # steps of the epoch
+
     def prepare(self, hooks: Hooks) -> None:
         """Look at who overrides what, before the steps of an epoch."""
         self._hooks = hooks
+        self._num_without_loss = 0
         module, strategy = hooks.module, hooks.trainer.strategy
         precision = strategy.precision_plugin
         is_seen = hooks.are_observed
@@ -168,9 +172,28 @@ class AutomaticOptimization(_AutomaticOptimization):
         batches: int = trainer.accumulate_grad_batches
         if batches == 1 and isinstance(returned, Tensor):
             return ClosureResult(returned)  # as it is: dividing it by 1 took 6 microseconds there and back
-        if returned is None and trainer.world_size > 1:
-            raise RuntimeError("training_step returned None, and with several ranks none can leave out a step alone")
+        if returned is None:
+            if trainer.world_size > 1:
+                raise UserError(
+                    f"{type(self._hooks.module).__name__}.training_step returned None, and with several ranks none can "
+                    "leave out a step alone: return the loss"
+                )
+            self._num_without_loss += 1
         return self.output_result_cls.from_training_step_output(returned, batches)
+
+    def check_trains(self, num_batches: int) -> None:
+        """After an epoch of so many batches.
+
+        Raises:
+            UserError: none of its steps had a loss.
+        """
+        if 0 < num_batches == self._num_without_loss:
+            name = type(self._hooks.module).__name__
+            raise UserError(
+                f"{name}.training_step returned None in each of the {num_batches} steps of an epoch, and nothing was "
+                f"trained: return the loss, or set self.automatic_optimization = False in {name}.__init__ where it "
+                "steps its optimizers itself"
+            )
 
     def _make_backward_fn(self, optimizer: Optimizer) -> Callable[[Tensor], None] | None:
         return None if self._skip_backward else partial(self._backward, optimizer)

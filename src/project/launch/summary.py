@@ -52,7 +52,8 @@ def summarize(kind: str, config: dict[str, Any], run: Run, outcome: Outcome) -> 
     if outcome.samples_per_s is not None:
         table.add_row("samples per second", f"{outcome.samples_per_s:,.0f}")
     if outcome.checkpoint:
-        table.add_row("best checkpoint" if kind == "train" else "checkpoint", shorten(Path(outcome.checkpoint)))
+        which = "last " if Path(outcome.checkpoint).stem == "last" else "best "  # where nothing was monitored
+        table.add_row(f"{which if kind == 'train' else ''}checkpoint", shorten(Path(outcome.checkpoint)))
     for what, path in outcome.files.items():
         table.add_row(what, shorten(Path(path)))
     # A path must come through whole: it is there to be copied.
