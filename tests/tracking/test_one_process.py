@@ -14,7 +14,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from project.launch.loops import install
 from project.strategies.data_parallel import DataParallelStrategy
+from project.tracking.curves import TrainingCurves
 from project.tracking.phase_profiler import PhaseProfiler
 from project.tracking.tracker import Tracker
 from project.tracking.windows import Window
@@ -36,7 +38,7 @@ class Net(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def fit(module: L.LightningModule, tracker: Tracker | None = None, **arguments: Any) -> Tracker:
+def fit(module: L.LightningModule, tracker: Tracker | None = None, val_data: Any = None, **arguments: Any) -> Tracker:
     tracker = tracker or Tracker(interval_s=0.01)
     defaults: dict[str, Any] = {
         "accelerator": "cpu", "max_epochs": 2, "enable_checkpointing": False, "enable_progress_bar": False,
@@ -46,7 +48,9 @@ def fit(module: L.LightningModule, tracker: Tracker | None = None, **arguments: 
     data: Any = DataLoader(torch.randn(BATCHES * BATCH_SIZE, 4), batch_size=BATCH_SIZE)  # type: ignore[arg-type]
     trainer = L.Trainer(**defaults | arguments)
     tracker.trainer = trainer  # type: ignore[attr-defined]
-    trainer.fit(module, data, data)
+    if val_data is not None:
+        install(trainer)
+    trainer.fit(module, data, val_data or data)
     return tracker
 
 
@@ -133,6 +137,18 @@ def test_what_validation_takes_is_no_training(tmp_path: Path) -> None:
     window = whole(fit(Validates(), logger=TensorBoardLogger(str(tmp_path), name="", version="")))
     assert window.wall_s < 0.4 * 2 * BATCHES * 0.05
     assert scalars(tmp_path, "progress/goodput_percent")[-1] < 50
+
+
+def test_what_a_loader_takes_to_begin_a_validation_is_no_training() -> None:
+    class Starts(DataLoader[Tensor]):
+        def __iter__(self) -> Any:
+            time.sleep(0.3)
+            return super().__iter__()
+
+    curves = TrainingCurves()
+    tracker = fit(Net(), val_data=Starts(torch.randn(4, 4)), callbacks=[curves])  # type: ignore[arg-type]
+    assert whole(tracker).wall_s < 0.3
+    assert curves.train_s < 0.3
 
 
 def test_a_model_that_knows_its_tokens_has_them_counted() -> None:

@@ -13,10 +13,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
+from project.launch.loops import BetweenSteps
+
 MOST_LOSSES = 100  # that wait on the device to be summed up
 
 
-class TrainingCurves(Callback):
+class TrainingCurves(Callback, BetweenSteps):
     """Logs ``train/loss``, ``train/lr`` and ``train/grad_norm`` every ``trainer.log_every_n_steps`` steps.
 
     The loss is the mean over the samples of all ranks and all steps since the last point, gathered once per
@@ -63,6 +65,9 @@ class TrainingCurves(Callback):
 
     def on_train_epoch_end(self, *_: Any) -> None:
         self._stop_clock()
+
+    def on_validation_due(self, *_: Any) -> None:
+        self._stop_clock()  # before its loaders' workers start
 
     def on_validation_start(self, *_: Any) -> None:
         self._stop_clock()

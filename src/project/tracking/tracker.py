@@ -20,6 +20,7 @@ from lightning.pytorch.profilers import Profiler
 from torch import Tensor
 
 from project.errors import UserError
+from project.launch.loops import BetweenSteps
 from project.notices import notice
 from project.tracking.arrivals import OWN_GROUP, Arrivals, Marks, arrivals
 from project.tracking.curves import batch_length
@@ -42,7 +43,7 @@ READ_EVERY = {"cpu": 10, "cuda": 20}  # steps; DDP's own times wait for the devi
 PICTURES_EVERY_S = 300.0  # while training stands still anyway
 
 
-class Tracker(Callback):
+class Tracker(Callback, BetweenSteps):
     """Measures where the time of each rank's steps goes, and writes it to TensorBoard.
 
     Between two windows a rank talks to no other. A window is as many steps as take ``interval_s`` on the slowest
@@ -94,6 +95,7 @@ class Tracker(Callback):
         self._is_warm = False
         self._samples, self._tokens, self._batches = 0, 0.0, 0
         self._validations_s: list[float] = []
+        self._validation_due_at = 0.0  # where one is under way
         self._overview = self.diagnosis = None
 
     def switch(self, trainer: L.Trainer, on: bool) -> None:
@@ -175,14 +177,20 @@ class Tracker(Callback):
             profiler.leave(name)
 
     # What follows these is no training until the next step.
+    def on_validation_due(self, trainer: L.Trainer) -> None:
+        # Its loaders' workers start before Lightning says that it starts.
+        self._pause()
+        self._validation_due_at = time.perf_counter()
+
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._pause()
-        self._validation_started_at = time.perf_counter()
+        self._validation_due_at = self._validation_due_at or time.perf_counter()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        due_at, self._validation_due_at = self._validation_due_at, 0.0
         if trainer.sanity_checking or self._profiler is None:
             return
-        self._validations_s.append(time.perf_counter() - self._validation_started_at)
+        self._validations_s.append(time.perf_counter() - due_at)
         if time.perf_counter() - self._pictures_at > PICTURES_EVERY_S:
             self._judge()
 
