@@ -62,22 +62,28 @@ class NoisyData(DataModule):
 class NoisyModel(L.LightningModule):
     """Dropout and batch norm, a metric and a mean over each training epoch, and a schedule that follows them.
 
-    ``sleep_s`` is the least time of a step. In step ``at`` rank ``who`` does ``what``; in the validation after step
-    ``signal_at`` it asks to stop.
+    ``sleep_s`` is the least time of a step. In step ``at`` of a stage, after as many training steps, rank ``who`` does
+    ``what``; in the validation after step ``signal_at`` it asks to stop.
     """
 
     def __init__(
-        self, sleep_s: float = 0.0, at: int = -1, who: int = 0, what: str = "raise", signal_at: int = -1
+        self,
+        sleep_s: float = 0.0,
+        at: int = -1,
+        who: int = 0,
+        what: str = "raise",
+        signal_at: int = -1,
+        stage: str = "train",
     ) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 1))
         self.hits = MeanMetric()
         self.sleep_s, self.at, self.who, self.what, self.signal_at = sleep_s, at, who, what, signal_at
+        self.stage = stage
 
     def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
         time.sleep(self.sleep_s)
-        if self.global_step == self.at and self.global_rank == self.who:
-            misbehave(self.what)
+        self._misbehave("train")
         loss, hits = self._judge(batch)
         self.hits(hits)
         self.log("train/hits", self.hits, on_step=False, on_epoch=True)
@@ -88,12 +94,18 @@ class NoisyModel(L.LightningModule):
         time.sleep(self.sleep_s)
         if self.global_step == self.signal_at and self.global_rank == self.who:
             misbehave("SIGTERM")
+        self._misbehave("validate")
         loss, _ = self._judge(batch)
         self.log("val/loss", loss, sync_dist=True)
 
     def test_step(self, batch: dict[str, Tensor], index: int) -> None:
+        self._misbehave("test")
         loss, _ = self._judge(batch)
         self.log("test/loss", loss, sync_dist=True)
+
+    def _misbehave(self, stage: str) -> None:
+        if self.stage == stage and self.global_step == self.at and self.global_rank == self.who:
+            misbehave(self.what)
 
     def _judge(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         logits = self.net(batch["point"]).squeeze(1)

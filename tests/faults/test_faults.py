@@ -171,6 +171,17 @@ def test_stopped_rank_is_named_and_the_stacks_of_all_are_written(start: Start) -
     assert "in training_step" in command.log_of(1)
 
 
+@pytest.mark.parametrize(("stage", "at", "does"), [("validate", 0, "validates"), ("test", 20, "tests")])
+def test_rank_that_stops_before_the_training_or_after_it_is_named(start: Start, stage: str, at: int, does: str) -> None:
+    command = start(
+        "trainer.devices=2", "trainer.max_steps=20", f"++model.at={at}", "++model.who=1", "++model.what=SIGSTOP",
+        f"++model.stage={stage}", "launch.hang_timeout_s=2", "test=true",
+    )  # fmt: skip
+    assert command.wait() == 1
+    assert f"rank 1 hangs: it {does} in step {at} for" in command.output()
+    assert "its process is stopped (SIGSTOP)" in command.output()
+
+
 def test_rank_that_hangs_starts_again(start: Start) -> None:
     command = start(
         "trainer.devices=2", "trainer.max_epochs=2", "++model.at=4", "++model.who=1", "++model.what=hang_once",

@@ -253,12 +253,23 @@ class EvaluationLoop(_EvaluationLoop):
         self._on_start, self._on_end = f"on_{stage}_batch_start", f"on_{stage}_batch_end"
         first = self._build_step_args_from_hook_kwargs(OrderedDict(batch=None, batch_idx=0), self._step)
         self._takes_batch_idx = len(first) == 2
+        self._beat()
+
+    def on_run_end(self) -> list[Any]:
+        outputs: list[Any] = super().on_run_end()
+        if self.trainer.testing or self.trainer.sanity_checking:
+            BEAT.rest()
+        return outputs
+
+    def _beat(self) -> None:
+        BEAT(self.trainer.global_step, "tests" if self.trainer.testing else "validates")
 
     def _store_dataloader_outputs(self) -> None:
         count_exactly(self._results)
         super()._store_dataloader_outputs()
 
     def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any) -> None:
+        self._beat()
         if dataloader_iter is not None or self.num_dataloaders > 1:
             super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
             return

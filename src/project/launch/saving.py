@@ -139,7 +139,6 @@ class LastCheckpoint(Checkpoint, BetweenSteps):
     def on_validation_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING or trainer.should_stop:
             return
-        BEAT(trainer.global_step, "validates")
         if not shares_evenly(trainer.val_dataloaders):
             return  # ranks with more batches than others would ask alone
         if self._can_go_on_inside and _awaits_end_of_epoch(trainer):
