@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, default_collate
 
 from project.data.loaders import evaluation_loader
 from project.errors import UserError
+from project.launch import predictions
+from project.launch.heartbeat import Beat
 from project.launch.predictions import PredictionWriter
 
 Predict = Callable[[Tensor], Any]
@@ -44,6 +46,21 @@ def predict(function: Predict, path: Path, length: int = 7, shared: bool = True)
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def test_a_rank_that_predicts_is_watched_until_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beat = Beat()
+    beat.start_alone()
+    monkeypatch.setattr(predictions, "BEAT", beat)
+    seen: list[str] = []
+
+    def noting(x: Tensor) -> Tensor:
+        seen.extend(f"{sign.phase} {sign.step}" for sign in beat.signs())
+        return x
+
+    predict(noting, tmp_path / "predictions.csv")
+    assert seen == ["predicts 0", "predicts 1", "predicts 2"]
+    assert beat.signs() == []
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["our_loader", "plain_loader"])

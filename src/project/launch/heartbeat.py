@@ -10,7 +10,7 @@ from pathlib import Path
 
 RECORD = struct.Struct("<qqq")  # step, phase, monotonic nanoseconds, a clock that the processes of a host share
 AT_REST = "is between two stages"  # nobody waits for it to go on
-PHASES = (AT_REST, "waits for data", "computes", "validates", "saves a checkpoint", "tests")
+PHASES = (AT_REST, "waits for data", "computes", "validates", "saves a checkpoint", "tests", "predicts")
 
 
 class Beat:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from project.data import EvaluationBatches
 from project.errors import UserError
+from project.launch.heartbeat import BEAT
 from project.launch.preflight import extra_of
 
 Row = dict[str, Any]
@@ -43,6 +44,11 @@ class PredictionWriter(BasePredictionWriter):
         # Ranks that split one model predict the same samples; one of them writes.
         self._writes = getattr(trainer.strategy, "is_first_with_its_data", True)
         self._part = self._part_path(trainer.global_rank).open("w", newline="")
+
+    def on_predict_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        BEAT(batch_idx, "predicts")
 
     def write_on_batch_end(
         self,
@@ -78,6 +84,7 @@ class PredictionWriter(BasePredictionWriter):
         assert self._part is not None
         self._part.close()
         trainer.strategy.barrier("predictions written")
+        BEAT.rest()
         if trainer.is_global_zero:
             parts = [self._part_path(rank) for rank in range(trainer.world_size)]
             beside = self.path.with_name(f"{self.path.name}.tmp")
