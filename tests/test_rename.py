@@ -36,6 +36,13 @@ def test_the_name_changes_and_the_word_stays(before: str, after: str | None) -> 
     assert rename.renamed_text(before, "my_lab") == (before if after is None else after)
 
 
+def test_commands_are_renamed_again_after_a_name_with_an_underscore(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rename, "OLD", "two_words")
+    text = 'two-words-train = "two_words.train:main"\n(f"two-words-{command}")'
+    renamed = 'three-new-words-train = "three_new_words.train:main"\n(f"three-new-words-{command}")'
+    assert rename.renamed_text(text, "three_new_words") == renamed
+
+
 def test_tables_of_pyproject_keep_their_names() -> None:
     text = '[project]\nname = "project"\n[project.scripts]\n'
     assert rename.renamed_text(text, "my_lab", is_toml=True) == '[project]\nname = "my_lab"\n[project.scripts]\n'
@@ -112,6 +119,7 @@ def test_the_renamed_copy_passes_its_tests_and_trains(tmp_path: Path) -> None:
     install = ["--python", python, "install", "--quiet", "--no-deps", "--no-build-isolation", "--editable", str(copied)]
     subprocess.run([sys.executable, "-m", "pip", *install], check=True)
     some = ["tests/test_errors.py", "tests/launch/test_composition.py", "tests/launch/test_build.py", "tests/checkup"]
+    some.append("tests/test_rename.py")
     tests = [python, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *some]
     tested = subprocess.run(tests, cwd=copied, capture_output=True, text=True, check=False)
     assert tested.returncode == 0, tested.stdout[-3000:]
