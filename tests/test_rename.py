@@ -103,6 +103,14 @@ def test_imports_are_sorted_and_lines_broken_for_the_new_name(tmp_path: Path) ->
     assert (tmp_path / "a.py").read_text() == "import a_package\nimport beside\n\nx = beside.f(a_package.g)\n"
 
 
+def test_marks_of_lines_too_long_go_when_a_shorter_name_does_without(tmp_path: Path) -> None:
+    pytest.importorskip("ruff")
+    (tmp_path / "pyproject.toml").write_text('[tool.ruff.lint]\nselect = ["E501", "F", "RUF"]\n')
+    (tmp_path / "a.py").write_text('A = "short"  # noqa: E501\nimport json  # noqa: F401\n')
+    rename.tidy(tmp_path)
+    assert (tmp_path / "a.py").read_text() == 'A = "short"\nimport json  # noqa: F401\n'
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_renamed_copy_passes_its_tests_and_trains(tmp_path: Path) -> None:

@@ -166,7 +166,12 @@ def renamed_text(text: str, name: str, is_toml: bool = False) -> str:
 def tidy(folder: Path) -> None:
     """Sort imports and break lines as the new name wants it, where ruff is installed; texts too long are marked."""
     if importlib.util.find_spec("ruff") is not None:
-        for command in (["check", "--select=I", "--fix"], ["format"], ["check", "--select=E501", "--add-noqa"]):
+        for command in (
+            ["check", "--select=I", "--fix"],
+            ["format"],
+            ["check", "--select=E501", "--add-noqa"],
+            ["check", "--fixable=RUF100", "--fix"],  # marks that a longer name had needed
+        ):
             ruff = [sys.executable, "-m", "ruff", *command, "--quiet", "--no-cache"]
             subprocess.run(ruff, cwd=folder, capture_output=True, check=False)
 
