@@ -36,6 +36,13 @@ def test_the_name_changes_and_the_word_stays(before: str, after: str | None) -> 
     assert rename.renamed_text(before, "my_lab") == (before if after is None else after)
 
 
+def test_commands_are_renamed_again_after_a_name_with_an_underscore(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rename, "OLD", "two_words")
+    text = 'two-words-train = "two_words.train:main"\n(f"two-words-{command}")'
+    renamed = 'three-new-words-train = "three_new_words.train:main"\n(f"three-new-words-{command}")'
+    assert rename.renamed_text(text, "three_new_words") == renamed
+
+
 def test_tables_of_pyproject_keep_their_names() -> None:
     text = '[project]\nname = "project"\n[project.scripts]\n'
     assert rename.renamed_text(text, "my_lab", is_toml=True) == '[project]\nname = "my_lab"\n[project.scripts]\n'
@@ -96,6 +103,14 @@ def test_imports_are_sorted_and_lines_broken_for_the_new_name(tmp_path: Path) ->
     assert (tmp_path / "a.py").read_text() == "import a_package\nimport beside\n\nx = beside.f(a_package.g)\n"
 
 
+def test_marks_of_lines_too_long_go_when_a_shorter_name_does_without(tmp_path: Path) -> None:
+    pytest.importorskip("ruff")
+    (tmp_path / "pyproject.toml").write_text('[tool.ruff.lint]\nselect = ["E501", "F", "RUF"]\n')
+    (tmp_path / "a.py").write_text('A = "short"  # noqa: E501\nimport json  # noqa: F401\n')
+    rename.tidy(tmp_path)
+    assert (tmp_path / "a.py").read_text() == 'A = "short"\nimport json  # noqa: F401\n'
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_renamed_copy_passes_its_tests_and_trains(tmp_path: Path) -> None:
@@ -112,6 +127,7 @@ def test_the_renamed_copy_passes_its_tests_and_trains(tmp_path: Path) -> None:
     install = ["--python", python, "install", "--quiet", "--no-deps", "--no-build-isolation", "--editable", str(copied)]
     subprocess.run([sys.executable, "-m", "pip", *install], check=True)
     some = ["tests/test_errors.py", "tests/launch/test_composition.py", "tests/launch/test_build.py", "tests/checkup"]
+    some.append("tests/test_rename.py")
     tests = [python, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *some]
     tested = subprocess.run(tests, cwd=copied, capture_output=True, text=True, check=False)
     assert tested.returncode == 0, tested.stdout[-3000:]

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,44 @@ def test_names_of_what_differs_are_whole_on_a_narrow_terminal(monkeypatch: pytes
     table = ledger.rendered(["", "one", "two", "three", "four"], [[key, 1, 2, 3, 4]], "table")
     assert key in table
     assert all(f" {number} " in table for number in (1, 2, 3, 4))
+
+
+def many_runs(outputs: Path) -> list[str]:
+    """Names of 22 runs in two sweeps, which differ in a key that is long."""
+    names = [f"sweep_2026-12-03_07-4{sweep}-11/{n}_lr={n / 100}" for sweep in (2, 5) for n in range(11)]
+    for number, name in enumerate(names):
+        patience = {"callbacks": {"early_stopping": {"patience": 1000 + number}}}
+        write_run(outputs / "tab_net" / name, config=patience, metrics={"val/loss": number})
+    return names
+
+
+def test_comparison_in_a_pipe_is_as_wide_as_it_needs(
+    outputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    names = many_runs(outputs)
+    assert main(["compare", "tab_net"]) == 0
+    common, *table = capsys.readouterr().out.splitlines()
+    assert common == "Runs in outputs/tab_net:"
+    assert sorted(table[1].replace("┃", " ").split()) == sorted(names)
+    (line,) = [line for line in table if "callbacks.early_stopping.patience" in line]
+    assert all(f" {1000 + number} " in line for number in range(22))
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_comparison_on_a_terminal_is_printed_in_blocks_that_fit(
+    outputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    many_runs(outputs)
+    assert main(["compare", "tab_net"]) == 0
+    lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= columns
+    blocks = [line for line in lines if "callbacks.early_stopping.patience" in line]
+    assert len(blocks) == {80: 22, 120: 11}[columns]
+    assert all(any(f" {1000 + number} " in line for line in blocks) for number in range(22))
+    assert sum("sweep_2026-12-03_07-42-11/" in line for line in lines) >= len(blocks) // 2
 
 
 @pytest.mark.usefixtures("outputs")

@@ -146,7 +146,7 @@ def renamed_text(text: str, name: str, is_toml: bool = False) -> str:
     The name is what stands before a dot and a name, in a path, in an import, before the name of a command, and
     alone in quotes.
     """
-    command = name.replace("_", "-")
+    old_command, command = OLD.replace("_", "-"), name.replace("_", "-")
     table = r"(?<!\[)" if is_toml else ""  # [project.scripts] is a table of pyproject.toml
     for pattern, new in (
         (rf"{table}\b{OLD}(?=\.[\w{{<*]|\\\.[\w(]|\(\\\.)", name),  # in regular expressions too
@@ -156,7 +156,7 @@ def renamed_text(text: str, name: str, is_toml: bool = False) -> str:
         (rf"\bsrc/{OLD}\b", f"src/{name}"),
         (rf"(?<![\w-]){OLD}(?=/(?:conf|[a-z_]+\.py\b|[a-z_]+/|\{{|data\b|launch\b|tracking\b))", name),
         (rf"(?<=[\"'`]){OLD}(?=[\"'`])", name),
-        (rf"\b{OLD}-(?=(?:train|evaluate|predict|benchmark|doctor|runs|rename)\b|\{{)", f"{command}-"),
+        (rf"\b{old_command}-(?=(?:train|evaluate|predict|benchmark|doctor|runs|rename)\b|\{{)", f"{command}-"),
         (rf"(?m)^# {OLD}$", f"# {name}"),
     ):
         text = re.sub(pattern, new, text)
@@ -166,7 +166,12 @@ def renamed_text(text: str, name: str, is_toml: bool = False) -> str:
 def tidy(folder: Path) -> None:
     """Sort imports and break lines as the new name wants it, where ruff is installed; texts too long are marked."""
     if importlib.util.find_spec("ruff") is not None:
-        for command in (["check", "--select=I", "--fix"], ["format"], ["check", "--select=E501", "--add-noqa"]):
+        for command in (
+            ["check", "--select=I", "--fix"],
+            ["format"],
+            ["check", "--select=E501", "--add-noqa"],
+            ["check", "--fixable=RUF100", "--fix"],  # marks that a longer name had needed
+        ):
             ruff = [sys.executable, "-m", "ruff", *command, "--quiet", "--no-cache"]
             subprocess.run(ruff, cwd=folder, capture_output=True, check=False)
 

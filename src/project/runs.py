@@ -55,6 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
         UserError: no run is meant, or files can't be read.
     """
     # Imported here, so that --help answers at once.
+    from project.launch.summary import shorten
     from project.sweep import ledger
 
     if arguments.command == "report":
@@ -71,6 +72,10 @@ def run(arguments: argparse.Namespace) -> None:
         return
     if arguments.command == "compare":
         header, body = ledger.compare(runs)
+        if arguments.format == "table":
+            parent, names = ledger.short_names(runs)
+            print(f"Runs in {shorten(parent)}:")
+            header = ["", *names]
     elif arguments.command == "best":
         header, body = ledger.overview(ledger.best(runs, arguments.metric, arguments.mode)[: arguments.n])
     else:

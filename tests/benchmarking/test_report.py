@@ -2,11 +2,13 @@
 
 import csv
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from project.benchmarking import report
+from project.benchmarking import report, scaling
 from project.benchmarking.compare import Row, Spread
 
 FAST = Row("fast", "step", "ours", "theirs", Spread(0.1, 0.1, 0.2), Spread(0.2, 0.1, 0.3), Spread(2.0, 1.5, 2.5), 0.5)
@@ -36,3 +38,24 @@ def test_table_shows_rates_times_spread_and_failures(capsys: pytest.CaptureFixtu
     assert "4 s/epoch" in printed
     assert "2.00 (1.50 to 2.50)" in printed
     assert "failed" in printed
+
+
+@pytest.mark.parametrize("rates", [[28487.0], [28000.0, 29000.0]])
+def test_a_range_is_shown_of_two_repeats_or_more(capsys: pytest.CaptureFixture[str], rates: list[float]) -> None:
+    rate = Spread.expected(rates)
+    trained = {"kind": "weak", "strategy": "ddp", "devices": 1, "error": None, "samples_per_s_per_device": 1.0}
+    trained |= {"samples_per_s": rate, "efficiency": 1.0, "step_ms": dict.fromkeys(scaling.PERCENTILES, 1.0)}
+    ratio = Spread.of([rate / 20000 for rate in rates])
+    tables = [scaling._table([trained]), report.of_comparisons([replace(FAST, times_as_fast=ratio)]).tables[0]]
+    report.show("a benchmark", report.Results([trained, {"times_as_fast": ratio}], tables))
+    printed = capsys.readouterr().out
+    if len(rates) == 1:
+        assert "28,487 " in printed
+        assert " to " not in printed
+        assert "95 % confidence" not in printed
+        assert "the range of its values needs benchmark.repeats=2 or more" in printed
+    else:
+        assert re.search(r"28,500 \([\d,]+ to [\d,]+\)", printed)
+        assert "(1.40 to 1.45)" in printed
+        assert "95 % confidence" in printed
+        assert "benchmark.repeats" not in printed

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import DictConfig
 
 from project.launch import agent
-from project.launch.job import _grouped, run_job
+from project.launch.job import _grouped, _told, run_job
 from project.launch.run import Outcome, Run
 
 OWN_NET = ["model.net._target_=torch.nn.Flatten"]  # which takes none of the net's arguments
@@ -62,3 +62,13 @@ def test_of_many_keys_that_are_left_out_the_first_are_named(
     monkeypatch.setenv("HYDRA_FULL_ERROR", full)
     keys = [*(f"data.{key}" for key in "abcde"), "model.net", "model.lr", "model.width", "model.depth"]
     assert _grouped(keys).startswith(told)
+
+
+def test_values_that_win_over_defaults_are_told_in_the_number_that_they_are() -> None:
+    one = {"data.batch_size=64": "data.batch_size=32"}
+    assert _told(one) == (
+        "The config's data.batch_size=64 wins over the class's own default: type data.batch_size=32 for that"
+    )
+    two = _told(one | {"data.shuffle=true": "data.shuffle=false"})
+    assert "data.batch_size=64, data.shuffle=true win over the classes' own defaults" in two
+    assert two.endswith("type data.batch_size=32 data.shuffle=false for those")

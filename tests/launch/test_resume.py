@@ -86,3 +86,23 @@ def test_what_the_checkpoint_decides_is_refused(tmp_path: Path, stored: dict[str
     with pytest.raises(UserError, match=rf"{typed} can't be: a run that goes on keeps its optimizer"):
         compose_resumed("train", ["train", f"resume={tmp_path}", typed])
     compose_resumed("train", ["train", f"resume={tmp_path}", "scheduler=none"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("outputs/kil", r"outputs/kil does not exist: did you mean outputs/kill\?"),
+        ("output/kill", r"output/kill does not exist: did you mean outputs/kill\?"),
+        ("outputs/digits_mlp/2026-12", r"did you mean outputs/digits_mlp/2026-12-03_07-42-11\?"),
+        ("outputs/nothing", "outputs/nothing does not exist: type resume=<run folder>"),
+        ("/nowhere/at/all", "/nowhere/at/all does not exist: type resume=<run folder>"),
+    ],
+)
+def test_folder_that_does_not_exist_is_told_with_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("kill", "digits_mlp/2026-12-03_07-42-11"):
+        (tmp_path / "outputs" / name).mkdir(parents=True)
+    with pytest.raises(UserError, match=words):
+        compose_resumed("train", ["train", f"resume={typed}"])

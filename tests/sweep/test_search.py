@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from project.errors import UserError
 from project.launch.run import Outcome
+from project.models import nets
+from project.sweep import study
 from project.sweep.pruning import pruning
 from sweep.folders import trials_of
 
@@ -89,8 +91,48 @@ def test_finished_search_is_extended_by_more_trials(run_sweep: RunSweep, capsys:
     command = ["sweep=optuna", LR]
     first = run_sweep(near_a_hundredth, *command, "sweep.n_trials=2")
     assert run_sweep(near_a_hundredth, *command, "sweep.n_trials=2").folder == first.folder
-    assert "2 trials are finished: type sweep.n_trials=N for more" in capsys.readouterr().out
+    told = "2 trials are finished: type sweep.n_trials=N for more, or sweep.study=NAME to search anew"
+    assert told in capsys.readouterr().out
     assert len(trials_of(run_sweep(near_a_hundredth, *command, "sweep.n_trials=3"))) == 3
+
+
+def test_a_search_goes_on_with_word_of_code_that_has_changed(
+    run_sweep: RunSweep, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "searched_model.py"
+    code = "import lightning as L\nclass Model(L.LightningModule):\n    pass\n"
+    command = ["sweep=optuna", LR, "model._target_=searched_model.Model", "sweep.n_trials=1"]
+    told = "The code of searched_model.Model has changed since the study began"
+    module.write_text(code + "# with a mistake\n")
+    with pytest.raises(UserError, match="1 of 1 jobs"):
+        run_sweep(lambda config: math.nan, *command)
+    module.write_text(code)
+    for _ in range(2):
+        first = run_sweep(near_a_hundredth, *command)
+        assert told not in capsys.readouterr().out
+    module.write_text(code + "# better\n")
+    assert run_sweep(near_a_hundredth, *command).folder == first.folder
+    out = capsys.readouterr().out
+    assert told in out
+    assert out.count("sweep.study=NAME to search anew") == 2
+    assert run_sweep(near_a_hundredth, *command, "sweep.study=anew").folder != first.folder
+    assert told not in capsys.readouterr().out
+
+
+def test_source_is_found_of_classes_and_their_methods() -> None:
+    targets = [
+        "project.data.digits.Digits.facts",
+        "project.models.nets.MLP",
+        "no_such.Model",
+        "__main__.Model",
+        "Model",
+    ]
+    files = [study._source_file(target) for target in targets]
+    assert [file and file.name for file in files[:3]] == ["digits.py", Path(nets.__file__).name, None]
+    assert files[4] is None
+    config = OmegaConf.create({"model": {"_target_": "no_such.Model"}, "data": {"_target_": "builtins.dict"}})
+    assert study.source_digests(config) == {}
 
 
 @pytest.mark.slow

@@ -59,6 +59,15 @@ class Spread:
         mean = statistics.fmean(values)
         return cls(median, min(median, max(0.0, mean - margin)), max(median, mean + margin))
 
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a range: one measurement alone has none."""
+        return self.low < self.high
+
+    def readable(self, form: str) -> str:
+        """The median, and in brackets the range where there is one; ``form`` is a number's, as ``.2f``."""
+        return f"{self.median:{form}}{f' ({self.low:{form}} to {self.high:{form}})' if self.is_known else ''}"
+
 
 @dataclass(frozen=True)
 class Row:

@@ -196,4 +196,4 @@ def tables(rows: list[dict[str, Any]], metric: str | None, batch_sizes: list[int
 
 def _latency(row: dict[str, Any], size: int) -> str:
     times_ms, ratio = row[f"latency_ms_{size}"], row[f"times_as_fast_{size}"]
-    return f"{times_ms.median:.3f} ms, {ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+    return f"{times_ms.median:.3f} ms, {ratio.readable('.2f')}"

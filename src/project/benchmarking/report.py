@@ -14,6 +14,8 @@ from rich.table import Table
 
 from project.benchmarking.compare import Row, Spread
 
+ONCE = "Each was measured once: the range of its values needs benchmark.repeats=2 or more"
+
 
 @dataclass(frozen=True)
 class Results:
@@ -47,7 +49,7 @@ def of_comparisons(rows: list[Row]) -> Results:
             row.what,
             readable(row.candidate_s, row.per),
             readable(row.reference_s, row.per),
-            f"{'[red]' if missed else ''}{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})",
+            f"{'[red]' if missed else ''}{ratio.readable('.2f')}",
             "" if row.at_least is None else f"{row.at_least:.2f}",
         )
     plain = [{f.name: getattr(row, f.name) for f in dataclasses.fields(row)} for row in rows]
@@ -87,6 +89,9 @@ def show(title: str, results: Results) -> None:
     console.print(title, highlight=False)
     for table in results.tables:
         console.print(table)
+    spreads = [value for row in results.rows for value in row.values() if isinstance(value, Spread)]
+    if spreads and not any(spread.is_known for spread in spreads):
+        console.print(ONCE, highlight=False, soft_wrap=True)
     for line in results.closing:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 

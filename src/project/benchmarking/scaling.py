@@ -223,7 +223,9 @@ def _percentiles(times_ms: list[float]) -> dict[str, float]:
 
 
 def _table(records: list[dict[str, Any]]) -> Table:
-    table = Table(title="training: medians, and where the mean lies with 95 % confidence", title_justify="left")
+    has_range = any(record["samples_per_s"].is_known for record in records if "samples_per_s" in record)
+    told = ": medians, and where the mean lies with 95 % confidence" if has_range else ""
+    table = Table(title=f"training{told}", title_justify="left")
     for name in ("strategy", "scaling", "bound by", "devices", "samples/s", "a device", "efficiency", "p50, p95, p99"):
         table.add_column(name, justify="left" if name in ("strategy", "scaling", "bound by") else "right")
     for record in records:
@@ -235,16 +237,12 @@ def _table(records: list[dict[str, Any]]) -> Table:
         efficiency = record["efficiency"]
         table.add_row(
             *first,
-            _readable(rate),
+            rate.readable(",.0f"),
             f"{record['samples_per_s_per_device']:,.0f}",
             "" if efficiency is None else f"{efficiency:.0%}",
             ", ".join(f"{step[name]:.2f}" for name in PERCENTILES) + " ms",
         )
     return table
-
-
-def _readable(rate: Spread) -> str:
-    return f"{rate.median:,.0f} ({rate.low:,.0f} to {rate.high:,.0f})"
 
 
 def _latency_table(latency: list[dict[str, Any]]) -> Table:
@@ -253,5 +251,5 @@ def _latency_table(latency: list[dict[str, Any]]) -> Table:
         table.add_column(name, justify="right")
     for row in latency:
         times = [f"{row[name]:.3f} ms" for name in PERCENTILES]
-        table.add_row(str(row["batch_size"]), *times, _readable(row["samples_per_s"]))
+        table.add_row(str(row["batch_size"]), *times, row["samples_per_s"].readable(",.0f"))
     return table

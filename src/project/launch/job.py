@@ -177,6 +177,14 @@ def _first(names: list[str], most: int) -> str:
     return f"{', '.join(names[:most])} and {len(names) - most} more"
 
 
+def _told(replaced: dict[str, str]) -> str:
+    """The sentence on values that win over a class's defaults, which are the dict's values."""
+    won, own = ", ".join(replaced), " ".join(replaced.values())
+    if len(replaced) == 1:
+        return f"The config's {won} wins over the class's own default: type {own} for that"
+    return f"The config's {won} win over the classes' own defaults: type {own} for those"
+
+
 def _plain(
     composed: DictConfig,
     overrides: list[str],
@@ -193,8 +201,7 @@ def _plain(
         tell(f"Left out of the config, because the classes that were put in don't take them: {_grouped(left_out)}")
     replaced = preflight.replaced_defaults(config, overrides)
     if replaced and tell is not None:
-        own = f"type {' '.join(replaced.values())} for those"
-        tell(f"The config's {', '.join(replaced)} win over the classes' own defaults: {own}")
+        tell(_told(replaced))
     preflight.check_complete(config)
     trainer = config["trainer"]
     trainer["strategy"] = strategy.resolve(trainer["strategy"])

@@ -18,7 +18,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from project.errors import UserError
+from project.errors import UserError, nearest
 from project.launch.composition import config_folder
 from project.launch.from_checkpoint import is_group, quote_path, typed_overrides, untyped
 from project.launch.run_folder import RESUMED
@@ -93,6 +93,8 @@ def stored_config(folder: Path) -> dict[str, Any]:
     try:
         config = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not folder.exists():
+            raise UserError(f"resume={folder} does not exist{_nearest_folder(folder)}") from None
         raise UserError(
             f"resume={folder} holds no run, there is no config.yaml ({error.strerror}): type resume=<run folder>"
         ) from None
@@ -101,6 +103,18 @@ def stored_config(folder: Path) -> dict[str, Any]:
     here, before = str(folder.resolve()), str(config["paths"].get("run_dir"))
     moved: dict[str, Any] = _replaced(config, before, here)
     return moved | {"paths": moved["paths"] | {"run_dir": here}, "resume": here}
+
+
+def _nearest_folder(folder: Path) -> str:
+    """What may have been meant by a path that does not exist, as the end of a sentence about it."""
+    there = next(parent for parent in folder.parents if parent.exists())  # at the last "." or "/"
+    begun, *rest = folder.relative_to(there).parts
+    names = [path.name for path in there.iterdir() if path.is_dir()] if os.access(there, os.R_OK) else []
+    match = nearest(begun, names) or next((name for name in sorted(names) if name.startswith(begun)), None)
+    if match is None:
+        return ": type resume=<run folder>"
+    whole = there.joinpath(match, *rest)
+    return f": did you mean {whole if whole.exists() else there / match}?"
 
 
 def linked(config: dict[str, Any], overrides: list[str], name: str) -> dict[str, Any]:

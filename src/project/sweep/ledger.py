@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,8 @@ LONG = ("state", "overrides")  # columns that may take several lines
 FRAME = 3  # of a column: a line and two spaces
 LEAST_WIDTH = 6 + FRAME  # of a column
 STATE_WIDTH = 32  # of what a failed run said, which gets two lines
-IN_A_PIPE = 140  # columns of a table that no terminal shows
+ROOMY = 140  # columns of a terminal from which on all but long columns stay whole
+BLOCK_WIDTH = 28  # at most, of a run's column where runs are compared on a terminal
 Table = tuple[list[str], list[list[Any]]]
 
 
@@ -190,8 +192,18 @@ def compare(runs: Sequence[LedgerRun]) -> Table:
     return ["", *(run.name for run in runs)], body
 
 
+def short_names(runs: Sequence[LedgerRun]) -> tuple[Path, list[str]]:
+    """The folder in which all runs lie, and their names in it, which say where they differ."""
+    folders = [run.folder.resolve() for run in runs]
+    parent = Path(os.path.commonpath([folder.parent for folder in folders]))
+    return parent, [str(folder.relative_to(parent)) for folder in folders]
+
+
 def rendered(header: Sequence[str], body: Sequence[Sequence[Any]], form: str) -> str:
-    """The table as text: ``table``, ``markdown`` or ``csv``."""
+    """The table as text: ``table``, ``markdown`` or ``csv``.
+
+    A terminal's width is kept to; where none shows the table, it is as wide as it needs.
+    """
     if form == "csv":
         return as_csv(header, body)
     cells = [["" if cell is None else str(cell) for cell in line] for line in body]
@@ -199,12 +211,16 @@ def rendered(header: Sequence[str], body: Sequence[Sequence[Any]], form: str) ->
         lines = [list(header), ["---"] * len(header), *cells]
         return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
     from rich.console import Console
-    from rich.table import Table as RichTable
-    from rich.text import Text
 
-    console = Console()
-    width = console.width if console.is_terminal else IN_A_PIPE
     cells = _with_short_states(header, cells)
+    console = Console()
+    if not console.is_terminal:
+        return _drawn(header, cells, [max(map(len, column)) for column in zip(header, *cells, strict=True)])
+    return (_kept_to_width if header[-1] == "overrides" else _in_blocks)(header, cells, console.width)
+
+
+def _kept_to_width(header: Sequence[str], cells: list[list[str]], width: int) -> str:
+    """One row a run: names of runs and each override stay whole, the rest breaks where there is no room."""
     least: list[int] = []  # widths, without frame
     for place, title in enumerate(header):
         column = [title, *(line[place] for line in cells)]
@@ -212,22 +228,54 @@ def rendered(header: Sequence[str], body: Sequence[Sequence[Any]], form: str) ->
             least.append(min(STATE_WIDTH, max(map(len, column))))
         elif title == "overrides":  # each stays whole, to be copied: lines break between two of them
             least.append(max(len(word) for text in column for word in text.split()))
-        else:  # names of lines whole, without which their values say nothing; of runs all else where there is room
-            is_whole = place == 0 or (width >= IN_A_PIPE and header[-1] == "overrides")
-            least.append(max(map(len, column)) if is_whole else LEAST_WIDTH - FRAME)
+        else:
+            least.append(max(map(len, column)) if place == 0 or width >= ROOMY else LEAST_WIDTH - FRAME)
     taken = sum(least) + FRAME * len(least) + 1
-    if header[-1] == "overrides":
-        least[-1] += max(0, width - taken)
+    least[-1] += max(0, width - taken)
+    fixed = [columns if title in LONG else None for title, columns in zip(header, least, strict=True)]
+    return _drawn(header, cells, fixed, max(width, taken), whole=header if width >= ROOMY else header[:1])
+
+
+def _in_blocks(header: Sequence[str], cells: list[list[str]], width: int) -> str:
+    """One column a run, in as many tables below each other as it takes; each begins with the names of its lines."""
+    header = [title.replace("/", "/\n").replace(",", ",\n") for title in header]  # lines break there
+    columns = zip(header, *cells, strict=True)
+    natural = [max(len(line) for text in column for line in text.split("\n")) for column in columns]
+    widths = [natural[0], *(min(BLOCK_WIDTH, longest) for longest in natural[1:])]
+    blocks: list[list[int]] = []
+    taken = width
+    for place in range(1, len(header)):
+        if taken + widths[place] + FRAME > width:
+            blocks.append([0])
+            taken = widths[0] + FRAME + 1
+        blocks[-1].append(place)
+        taken += widths[place] + FRAME
+    return "".join(
+        _drawn([header[p] for p in block], [[line[p] for p in block] for line in cells], [widths[p] for p in block])
+        for block in blocks
+    )
+
+
+def _drawn(
+    header: Sequence[str],
+    cells: list[list[str]],
+    widths: Sequence[int | None],
+    width: int | None = None,
+    whole: Sequence[str] = (),
+) -> str:
+    """The table in ``width`` columns, or as many as ``widths`` add up to; ``whole`` columns of no width don't break."""
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
     table = RichTable()
-    for title, columns in zip(header, least, strict=True):
-        fixed = columns if title in LONG else None
-        whole = title == header[0] or (width >= IN_A_PIPE and title not in LONG)
-        table.add_column(title, overflow="fold", no_wrap=whole, width=fixed)
-    width = max(width, taken)
+    for title, columns in zip(header, widths, strict=True):
+        no_wrap = columns is None and title in whole
+        table.add_column(Text(title), overflow="fold", no_wrap=no_wrap, width=columns)
     for line in cells:
         table.add_row(*(Text(cell) for cell in line))
     text = io.StringIO()
-    Console(file=text, width=width).print(table)
+    Console(file=text, width=width or sum(columns + FRAME for columns in widths if columns) + 1).print(table)
     return text.getvalue()
 
 

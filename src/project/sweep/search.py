@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 # How a study goes on may differ from how it began; what it searches may not.
 NOT_SEARCHED = ("sweep.n_trials", "sweep.n_jobs", "sweep.study")
 SEARCHED = "searched"
+SOURCES = "sources"
 
 
 class OptunaSweeper(FolderSweeper):
@@ -85,7 +86,8 @@ class OptunaSweeper(FolderSweeper):
             left = max(0, self._num_trials(space) - len(over))
             record.total = len(record.jobs) + left
             if not left:
-                print(f"{len(over)} trials are finished: type sweep.n_trials=N for more", flush=True)
+                more = f"type sweep.n_trials=N for more, or {self._anew} to search anew"
+                print(f"{len(over)} trials are finished: {more}", flush=True)
             with Progress(record):
                 while left > 0:
                     trials = [study.ask(space) for _ in range(min(self.settings.n_jobs, left))]
@@ -128,8 +130,9 @@ class OptunaSweeper(FolderSweeper):
 
     def _study(self, record: Sweep, sweeps: list[Override]) -> optuna.Study:
         import optuna
+        from optuna.trial import TrialState
 
-        from project.sweep.study import open_storage
+        from project.sweep.study import open_storage, source_digests
 
         storage = open_storage(str(self.settings.storage), record.folder)
         of = {"min": optuna.study.StudyDirection.MINIMIZE, "max": optuna.study.StudyDirection.MAXIMIZE}
@@ -145,6 +148,17 @@ class OptunaSweeper(FolderSweeper):
                 f"{', '.join(json.loads(searched))}: type these, or sweep.study=ANOTHER_NAME"
             )
         study.set_user_attr(SEARCHED, searched)
+        sources = source_digests(self.config)
+        counted = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+        began_with = study.user_attrs.get(SOURCES) if counted else None
+        if began_with is None:  # or no trial counts yet, as before a mistake in the code was mended
+            study.set_user_attr(SOURCES, sources)
+        elif changed := [target for target, digest in sources.items() if began_with.get(target) != digest]:
+            print(
+                f"The code of {', '.join(changed)} has changed since the study began, and earlier trials are of the "
+                f"old code: type {self._anew} to search anew",
+                flush=True,
+            )
         study.sampler = self._sampler(space_of(sweeps), len(study.get_trials(deepcopy=False)))
         return study
 
@@ -154,10 +168,18 @@ class OptunaSweeper(FolderSweeper):
         sampler: Any = OmegaConf.to_container(self.settings.sampler, resolve=True)
         return build_sampler(sampler, space, trials_before)
 
+    @property
+    def _is_folder_typed(self) -> bool:
+        return any(text.startswith("hydra.sweep.dir=") for text in self.config.hydra.overrides.hydra)
+
+    @property
+    def _anew(self) -> str:
+        """What to type for a study of its own."""
+        return "another hydra.sweep.dir=FOLDER" if self._is_folder_typed else "sweep.study=NAME"
+
     def _folder(self, searched: list[str]) -> Path:
         """Where the study is: named by the user, or after what it searches."""
-        chosen = [text for text in self.config.hydra.overrides.hydra if text.startswith("hydra.sweep.dir=")]
-        if chosen:
+        if self._is_folder_typed:
             folder = Path(self.config.hydra.sweep.dir)
         else:
             name = self.settings.study or f"search_{hashlib.sha256(json.dumps(searched).encode()).hexdigest()[:8]}"

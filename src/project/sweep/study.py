@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import importlib.util
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
 
 from project.errors import UserError
 
@@ -51,6 +56,37 @@ def open_storage(storage: str, folder: Path) -> BaseStorage:
     except Exception as error:
         text = " ".join(str(error).split())
         raise UserError(f"sweep.storage={storage} can't be opened ({text}): type journal, sqlite, or a URL") from error
+
+
+def source_digests(config: DictConfig) -> dict[str, str]:
+    """Of each class that trials train, net and data included: the digest of the file in which it is written."""
+    digests: dict[str, str] = {}
+    for key in ("data", "model", "model.net"):
+        target = OmegaConf.select(config, f"{key}._target_")
+        file = _source_file(str(target)) if target else None
+        if file is not None:
+            digests[str(target)] = hashlib.sha256(file.read_bytes()).hexdigest()
+    return digests
+
+
+def _source_file(target: str) -> Path | None:
+    """Of the module in ``module.Class`` or ``module.Class.method``; None where there is none, as of compiled code.
+
+    Nothing is imported: packages may import torch, which the process that searches does without.
+    """
+    first, *parts = target.split(".")[:-1] or [""]
+    spec = None
+    with suppress(ValueError):  # of no name, or of a module that came from no file
+        spec = importlib.util.find_spec(first)
+    for number in range(len(parts)):
+        if spec is None or spec.submodule_search_locations is None:
+            break
+        name = ".".join([first, *parts[: number + 1]])
+        inner = PathFinder.find_spec(name, spec.submodule_search_locations)
+        if inner is None:  # a class of the package
+            break
+        spec = inner
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
 
 
 def build_sampler(node: dict[str, Any], space: Space, trials_before: int) -> BaseSampler:
