@@ -75,6 +75,12 @@ def test_the_nearest_name_is_the_most_alike_or_none(name: str, expected: str | N
     assert nearest(name, ["adamw", "sgd"]) == expected
 
 
+@pytest.mark.parametrize("names", [["val/acc", "val/auroc"], ["val/auroc", "val/acc"]])
+def test_a_shared_beginning_counts_more_than_other_letters(names: list[str]) -> None:
+    assert nearest("val/accuracy", names) == "val/acc"
+    assert nearest("val/f1_macro", ["val/f1", "val/f1_micro"]) == "val/f1_micro"
+
+
 def test_a_hint_is_given_only_where_a_name_comes_near() -> None:
     assert did_you_mean("adamv", ["adamw"]) == ": did you mean adamw?"
     assert did_you_mean("rmsprop", ["adamw"]) == ""
@@ -102,3 +108,14 @@ def test_an_operation_that_spread_weights_do_not_have_names_the_strategy() -> No
     told = sentence(RuntimeError("Sharding propagation failed for aten.pow_.Scalar(Spec(f64[1, 64](_NormP(2))), 2)"))
     assert told is not None
     assert told.endswith("type optimizer=adamw, or trainer/strategy=ddp")
+
+
+def test_weights_that_a_lazy_module_lacks_are_told_with_what_to_write() -> None:
+    lazy = torch.nn.LazyLinear(2)
+    for error in (
+        caught(lazy._replicate_for_data_parallel),  # as dp does; DDP's error begins alike
+        caught(lambda: lazy.weight.detach()),  # as FSDP does
+    ):
+        told = sentence(error)
+        assert told is not None
+        assert "nn.Linear(in_features, out_features)" in told

@@ -11,9 +11,19 @@ class UserError(Exception):
 
 
 def nearest(name: str, allowed: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The allowed name that looks most like ``name``, or None where none comes near."""
-    matches = difflib.get_close_matches(name, list(allowed), n=1, cutoff=cutoff)
-    return matches[0] if matches else None
+    """The allowed name that looks most like ``name``, or None where none comes near.
+
+    A shared beginning counts more than other letters: who types ``val/accuracy`` means ``val/acc``, not ``val/auroc``.
+    """
+    names = list(allowed)
+    matches = difflib.get_close_matches(name, names, n=len(names) or 1, cutoff=cutoff)  # the nearest first
+
+    def likeness(match: str) -> float:
+        pairs = list(zip(name, match, strict=False))
+        shared = next((place for place, (one, other) in enumerate(pairs) if one != other), len(pairs))
+        return difflib.SequenceMatcher(None, match, name).ratio() + 0.25 * shared / max(1, len(pairs))
+
+    return max(matches, key=likeness, default=None)
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
@@ -27,7 +37,14 @@ _UNUSED = (
     "some parameters of the model had no part in the loss of a step, and plain DDP waits for the gradients of all: "
     "type trainer/strategy=ddp_find_unused"
 )
+_UNINITIALIZED = (
+    "a lazy module, as nn.LazyLinear, has no weights yet, and several devices must begin with the same ones: give the "
+    "number of features, as in nn.Linear(in_features, out_features), or run one batch through the net at the end of "
+    "the model's __init__"
+)
 _IN_OUR_WORDS = {
+    "Modules with uninitialized parameters can't be used": _UNINITIALIZED,
+    "uninitialized parameter in <method 'detach'": _UNINITIALIZED,  # of FSDP
     "parameters that were not used in producing the loss": _UNUSED,
     "Expected to have finished reduction in the prior iteration": _UNUSED,
     "Your training graph has changed in this iteration": (
@@ -64,9 +81,10 @@ def sentence(error: BaseException) -> str | None:
     if isinstance(error, UserError):
         return str(error)
     of_lightning = type(error).__name__ == "MisconfigurationException"
-    if of_lightning or isinstance(error, RuntimeError):
-        plain = str(error) if of_lightning else None
-        return next((ours for theirs, ours in _IN_OUR_WORDS.items() if theirs in str(error)), plain)
+    if of_lightning or isinstance(error, RuntimeError | ValueError):
+        told = next((ours for theirs, ours in _IN_OUR_WORDS.items() if theirs in str(error)), None)
+        if told or of_lightning:
+            return told or str(error)
     if isinstance(error, ValueError) and _is_ours(type(error).__module__):
         return str(error)  # also after torch carried it out of a loader's worker
     # Exactly that: a library's subclass may wrap an error of ours, with its traceback and a text of its own.

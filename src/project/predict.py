@@ -20,7 +20,7 @@ def predict(config: dict[str, Any], run: Run) -> Outcome:
     from project.compression.quantization import quantization
     from project.data.sharing import share
     from project.launch.build import build
-    from project.launch.capabilities import forward_explained, unpredicting
+    from project.launch.capabilities import batch_noted, forward_explained, unpredicting
     from project.launch.checkpoint import loading
     from project.launch.predictions import PredictionWriter
     from project.launch.progress_display import shows_bar
@@ -48,7 +48,7 @@ def predict(config: dict[str, Any], run: Run) -> Outcome:
 
     if lacks := unpredicting(model):
         raise UserError(f"{lacks}: define one of them")
-    with forward_explained(model), loading(config["ckpt_path"]):
+    with forward_explained(model), batch_noted(model, config), loading(config["ckpt_path"]):
         trainer.predict(
             model, datamodule=datamodule, ckpt_path=config["ckpt_path"], return_predictions=False, weights_only=True
         )

@@ -84,17 +84,84 @@ class OfPairs(L.LightningModule):
 DIGITS = f"{DigitsDataModule.__module__}.DigitsDataModule"
 
 
-@pytest.mark.parametrize(("data", "is_told"), [(DIGITS, True), ("mine.Data", False)])
-def test_an_error_of_the_first_step_says_what_its_batch_was_where_only_the_model_is_own(
-    data: str, is_told: bool
-) -> None:
+def notes_of(model: L.LightningModule, data: Any, model_name: str, data_name: str, error: type[Exception]) -> list[str]:
+    """What is added to the error of a first step on a data module, or on a loader for predictions."""
     trainer = L.Trainer(max_steps=1, logger=False, barebones=True, accelerator="cpu")
-    model = OfPairs()
-    config = {"model": {"_target_": "mine.Model"}, "data": {"_target_": data}}
-    with pytest.raises(TypeError, match="must be Tensor, not str") as raised, batch_noted(model, config):
-        trainer.fit(model, datamodule=DigitsDataModule())
-    told = (
-        f"training_step got a batch of data._target_={DIGITS}, a dict with image, label: if it is not made for that, "
-        "type data._target_=MODULE.CLASS with what goes with it"
-    )
-    assert getattr(raised.value, "__notes__", []) == ([told] if is_told else [])
+    config = {"model": {"_target_": model_name}, "data": {"_target_": data_name}}
+    with pytest.raises(error) as raised, batch_noted(model, config):
+        if isinstance(data, L.LightningDataModule):
+            trainer.fit(model, datamodule=data)
+        else:
+            trainer.predict(model, data)
+    return getattr(raised.value, "__notes__", [])
+
+
+def test_an_own_model_for_pairs_is_told_how_a_dict_is_taken_apart() -> None:
+    assert notes_of(OfPairs(), DigitsDataModule(), "mine.Model", DIGITS, TypeError) == [
+        f"training_step got a batch of data._target_={DIGITS}, a dict with only image (64, 1, 8, 8), label (64,): use "
+        'batch["image"], batch["label"] and make the net for these shapes, or type data._target_=MODULE.CLASS if the '
+        "model is for other data"
+    ]
+
+
+def test_nothing_is_added_where_all_is_the_packages() -> None:
+    assert notes_of(OfPairs(), DigitsDataModule(), "project.models.Any", DIGITS, TypeError) == []
+
+
+class Pairs(L.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.randn(8, 64), torch.arange(8)), batch_size=4)
+
+
+class OfDicts(OfPairs):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch["image"].flatten(1)), batch["label"])
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.net(batch["image"]) - batch["label"]
+
+
+def test_an_own_model_for_dicts_is_told_of_the_pairs_of_own_data() -> None:
+    assert notes_of(OfDicts(), Pairs(), "mine.Model", "mine.Data", TypeError) == [
+        "training_step got a batch of data._target_=mine.Data, a list of 2, (4, 64), (4,): use batch[0], batch[1] and "
+        "make the net for these shapes"
+    ]
+
+
+def test_a_model_of_the_package_on_own_data_is_told_where_its_batches_are_described() -> None:
+    (told,) = notes_of(OfDicts(), Pairs(), "project.models.ImageClassifier", "mine.Data", TypeError)
+    assert told.endswith("what the model's class says of its batches, or type model._target_=MODULE.CLASS")
+
+
+def test_a_label_that_data_for_predictions_lack_is_told() -> None:
+    data: Any = DataLoader([{"image": torch.zeros(64)}], batch_size=1)  # type: ignore[arg-type]
+    (told,) = notes_of(OfDicts(), data, "mine.Model", DIGITS, KeyError)
+    assert "a dict with only image (1, 64)" in told
+    assert told.endswith("ask for a label only where there is one")
+
+
+def test_a_label_beyond_the_nets_outputs_is_told_instead_of_the_batch() -> None:
+    model = OfDicts()
+    model.net = nn.Linear(64, 2)
+    (told,) = notes_of(model, DigitsDataModule(), "mine.Model", DIGITS, IndexError)
+    assert told.startswith("training_step got the label ")
+    assert "let it give at least" in told
+
+
+def test_a_net_for_other_shapes_is_told_the_batchs() -> None:
+    model = OfDicts()
+    model.net = nn.Linear(3 * 64, 10)
+    (told,) = notes_of(model, DigitsDataModule(), "mine.Model", DIGITS, RuntimeError)
+    assert "image (64, 1, 8, 8)" in told
+    assert "make the net for these shapes" in told
+
+
+@pytest.mark.parametrize(("name", "is_told"), [("no_such_attribute", False), ("net", True)])
+def test_an_attribute_that_the_model_itself_lacks_is_no_matter_of_the_batch(name: str, is_told: bool) -> None:
+    class Mistaken(OfDicts):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            getattr(self, name)
+            return batch.image
+
+    notes = notes_of(Mistaken(), DigitsDataModule(), "mine.Model", DIGITS, AttributeError)
+    assert bool(notes) is is_told

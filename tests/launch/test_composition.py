@@ -263,3 +263,18 @@ def test_names_sweeps_and_values_are_no_concern_of_that_check() -> None:
     check_choices(
         ["train", "-m", "logger=csv", "logger=csv,none", "callbacks=[default]", "seed=null", "a b", "=", "/=1"]
     )
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("trainer.devices=0,1", "type -m too, for a run with each, or 'trainer.devices=[0,1]' for one run on these"),
+        (
+            "optimizer.lr=0.1,0.01",
+            "type -m too, for a run with each; for one value type 'optimizer.lr=[0.1,0.01]', a list, or "
+            "'optimizer.lr=\"0.1,0.01\"', a text",
+        ),
+    ],
+)
+def test_several_values_of_a_single_run_are_told_how_to_be_meant(compose: Compose, typed: str, told: str) -> None:
+    assert sentence_of(compose, typed) == f"{typed} gives several values: {told}"

@@ -67,10 +67,19 @@ def test_on_cpu_there_are_as_many_ranks_as_asked_for(typed: Any, ranks: int) -> 
 
 
 @with_cuda(0)
-@pytest.mark.parametrize(("typed", "ranks"), [(1, 1), (3, 3), ("auto", 1), ([0, 1], 2)])
+@pytest.mark.parametrize(("typed", "ranks"), [(1, 1), (3, 3), ("auto", 1)])
 @pytest.mark.usefixtures("cuda")
 def test_auto_falls_back_to_cpu_where_no_other_device_is(typed: Any, ranks: int) -> None:
     assert devices.count("auto", typed) == ranks
+
+
+@with_cuda(0)
+@pytest.mark.usefixtures("cuda")
+def test_devices_that_only_gpus_have_are_refused_where_there_are_none() -> None:
+    with pytest.raises(UserError, match=r"^trainer\.devices=\[0,1\] names GPUs.*: type trainer\.devices=2 for"):
+        devices.count("auto", [0, 1])
+    with pytest.raises(UserError, match=r"^trainer\.devices=-1 asks for all GPUs.*: type trainer\.devices=auto$"):
+        devices.count("auto", -1)
 
 
 @with_cuda(2)

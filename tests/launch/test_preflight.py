@@ -241,13 +241,14 @@ def test_a_package_that_no_extra_brings_is_named_all_the_same(config: dict[str, 
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module with classes of the user's own."""
     (tmp_path / "mine_for_preflight.py").write_text(
-        "class Strict:\n"
+        "import lightning as L\n"
+        "class Strict(L.LightningModule):\n"
         "    def __init__(self, optimizer, width=1): ...\n"
-        "class Open:\n"
+        "class Open(L.LightningModule):\n"
         "    def __init__(self, **anything): ...\n"
         "class Net:\n"
         "    def __init__(self, num_classes): ...\n"
-        "class Data:\n"
+        "class Data(L.LightningDataModule):\n"
         "    def __init__(self, batch_size=32, num_workers=0, shuffle=False, seed=7, image_shape=(1, 8, 8)): ...\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -337,6 +338,14 @@ def test_an_optimizer_and_a_schedule_that_were_put_in_are_given_what_they_take(
 
 
 @pytest.mark.usefixtures("mine")
+def test_a_model_that_is_a_net_is_refused_before_anything_starts(compose: Compose) -> None:
+    overrides = ["model._target_=torch.nn.Linear"]
+    with pytest.raises(
+        UserError, match=r"^model\._target_=torch\.nn\.Linear is no LightningModule: .*model\.net\._target_"
+    ):
+        preflight.fit_to_targets(plain(compose(*overrides)), overrides)
+
+
 @pytest.mark.parametrize("typed", ["scheduler=warmup_cosine", "scheduler.interval=epoch"])
 def test_what_is_typed_for_a_group_that_the_model_does_not_read_is_refused(compose: Compose, typed: str) -> None:
     overrides = ["model._target_=mine_for_preflight.Strict", typed]
@@ -359,3 +368,21 @@ def test_weights_that_are_no_file_are_refused_where_a_training_begins(config: di
     preflight.check(config | {"resume": "run"})  # which has weights of its own
     (tmp_path / "none.ckpt").touch()
     preflight.check(config)
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("model.num_classes=2", "the data has 10 classes, and model.num_classes=2: type model.num_classes=10 or leave"),
+        ("model.net.num_classes=9", "and model.net.num_classes=9: type model.net.num_classes=10 or leave it out"),
+        ("model.num_classes=12", None),
+    ],
+)
+def test_a_model_has_an_output_for_each_class(compose: Compose, typed: str, told: str | None) -> None:
+    config: Any = OmegaConf.to_container(compose(typed), resolve=True)
+    if told is None:
+        preflight.check(config)
+    else:
+        with pytest.raises(UserError) as info:
+            preflight.check(config)
+        assert told in str(info.value)

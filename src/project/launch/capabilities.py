@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from project.errors import UserError
 
-STEPS = ("training_step", "validation_step", "test_step")
+STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+# What a step raises that was written for another kind of batch, or for other shapes.
+OF_BATCHES = (TypeError, KeyError, IndexError, ValueError, RuntimeError)
 
 
 def untestable(model: L.LightningModule, datamodule: L.LightningDataModule) -> str | None:
@@ -55,24 +58,64 @@ def forward_explained(model: L.LightningModule) -> Iterator[None]:
 
 @contextmanager
 def batch_noted(model: L.LightningModule, config: dict[str, Any]) -> Iterator[None]:
-    """Add to an error of the first step what its batch was, where the model is the user's own and the data are not.
+    """Add to an error of the first step what its batch was, where the model or its net is the user's own, or the data.
 
-    Or the other way round: who forgot one of the two would look for the mistake in the model.
+    A model that was made for batches of another kind or shape fails in a line that looks right.
     """
     try:
         yield
     except Exception as error:
-        of_project = {key: _is_of_project(config[key]["_target_"]) for key in ("model", "data")}
         found = _failed_step(model, error)
-        if found is not None and of_project["model"] != of_project["data"] and not model.global_step:
-            step, batch = found
-            kind = type(batch).__name__ + (f" with {', '.join(map(str, batch))}" if isinstance(batch, dict) else "")
-            other = "data" if of_project["data"] else "model"
+        label = re.fullmatch(r"Target (\d+) is out of bounds\.?", str(error))
+        if found is not None and label is not None:
             error.add_note(
-                f"{step} got a batch of data._target_={config['data']['_target_']}, a {kind}: if it is not made "
-                f"for that, type {other}._target_=MODULE.CLASS with what goes with it"
+                f"{found[0]} got the label {label[1]}, and the net gives no more than {label[1]} outputs, for labels "
+                f"from 0: let it give at least {int(label[1]) + 1}, one for each class"
             )
+        elif found is not None and _may_be_of_batch(error) and not model.global_step:
+            own = {key for key in ("model", "model.net", "data") if _is_own(config, key)}
+            if own:
+                error.add_note(_about_batch(*found, config["data"]["_target_"], own))
         raise
+
+
+def _may_be_of_batch(error: Exception) -> bool:
+    if isinstance(error, AttributeError):  # of the model itself it is another mistake
+        return re.match(r"'(list|tuple|dict|str|Tensor)' object", str(error)) is not None
+    return isinstance(error, OF_BATCHES)
+
+
+def _about_batch(step: str, batch: object, data: str, own: set[str]) -> str:
+    """What a step's batch was, and what to do where the step was not made for it."""
+    if isinstance(batch, dict):
+        told = f"a dict with only {', '.join(f'{name}{_shape(value)}' for name, value in batch.items())}"
+        parts = [f'batch["{name}"]' for name in batch]
+    elif isinstance(batch, tuple | list):
+        told = f"a {type(batch).__name__} of {len(batch)}{''.join(f',{_shape(value)}' for value in batch)}"
+        parts = [f"batch[{place}]" for place in range(len(batch))]
+    else:
+        told, parts = f"a {type(batch).__name__}{_shape(batch)}", ["batch"]
+    advice = f"use {', '.join(parts)} and make the net for these shapes"
+    if step == "predict_step":
+        advice += ", and ask for a label only where there is one"
+    elif "data" not in own:
+        advice += ", or type data._target_=MODULE.CLASS if the model is for other data"
+    elif "model" not in own:
+        # Whose batches are described where the model is.
+        advice = "give the data what the model's class says of its batches, or type model._target_=MODULE.CLASS"
+    return f"{step} got a batch of data._target_={data}, {told}: {advice}"
+
+
+def _shape(value: object) -> str:
+    return f" {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
+
+
+def _is_own(config: dict[str, Any], key: str) -> bool:
+    """Whether a class was put in at ``model``, ``model.net`` or ``data`` that is none of this package."""
+    node: Any = config
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, dict) else None
+    return isinstance(node, dict) and "_target_" in node and not _is_of_project(node["_target_"])
 
 
 def _is_of_project(target: str) -> bool:

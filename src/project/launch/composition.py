@@ -195,6 +195,9 @@ def _explain_override(message: str, config_name: str, arguments: Sequence[str]) 
     if several:
         group, choice = several.groups()
         return f"{group} has a choice already, and + adds one to a group that has none: type {group}={choice}"
+    ambiguous = re.match(r"Ambiguous value for argument '([^\n]+)'\n", message)
+    if ambiguous:
+        return _explain_several(*ambiguous.group(1).split("=", 1))
     twice = re.match(r"(\S+) appears more than once in the final defaults list", message)
     if twice:
         return f"{twice.group(1)} has a choice already: type {twice.group(1)}=CHOICE once, without a +"
@@ -221,6 +224,15 @@ def _explain_override(message: str, config_name: str, arguments: Sequence[str]) 
         return f"{key} is not in the config{unknown_keys.advice(key, keys, config_name, arguments)}"
     # At the top of the config nothing would read it.
     return f"{key} is not in the config{key_hint(key, [*keys, *groups]) or f': {where_to_add(key)}'}"
+
+
+def _explain_several(key: str, values: str) -> str:
+    """The sentence for ``key=a,b`` of a single run."""
+    begin = f"{key}={values} gives several values: type -m too, for a run with each"
+    as_list = f"'{key}=[{values}]'"
+    if key == "trainer.devices":
+        return f"{begin}, or {as_list} for one run on these"
+    return f"{begin}; for one value type {as_list}, a list, or '{key}=\"{values}\"', a text"
 
 
 def where_to_add(key: str) -> str:

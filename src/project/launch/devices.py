@@ -103,6 +103,17 @@ def count(accelerator: str, devices: Any) -> int:
         )
     if accelerator == "mps":
         raise UserError("trainer.accelerator=mps: this host has no MPS device: type trainer.accelerator=cpu")
+    # What follows Lightning refuses where it falls back to the CPU.
+    if isinstance(wanted, list):
+        raise UserError(
+            f"trainer.devices={str(wanted).replace(' ', '')} names GPUs, and this host has none that torch "
+            f"{torch.__version__} can use: type trainer.devices={len(wanted)} for as many processes on the CPU"
+        )
+    if wanted == -1:
+        raise UserError(
+            f"trainer.devices=-1 asks for all GPUs, and this host has none that torch {torch.__version__} can use: "
+            "type trainer.devices=auto"
+        )
     return _count_on_cpu(wanted)
 
 

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from project.compression import KINDS
 from project.errors import UserError, nearest
-from project.launch.build import accepted_arguments, locate
+from project.launch.build import accepted_arguments, check_kind, locate
 from project.launch.composition import config_folder, experiment_file
 from project.strategies.pipeline_layout import PipelineLayout
 
@@ -175,6 +175,8 @@ def check(config: Config) -> None:
     trainer = config["trainer"]
     _one_of("trainer.accelerator", trainer["accelerator"], ACCELERATORS)
     _one_of("trainer.precision", str(trainer.get("precision", "32-true")), PRECISIONS)
+    if "test" in config:  # evaluation has the model of its checkpoint
+        _check_classes(config)
     no_end = trainer.get("max_epochs") == -1 and trainer.get("max_steps", -1) == -1
     if no_end and not trainer.get("max_time") and "test" in config:
         raise UserError(
@@ -192,6 +194,17 @@ def check(config: Config) -> None:
         check_installed(key, target)
         if target in NEEDS:
             check_installed(key, target, NEEDS[target])
+
+
+def _check_classes(config: Config) -> None:
+    """A model must have an output for each class of the data, where the data's config says how many there are."""
+    classes = _select(config, "data.num_classes")
+    for key in ("model.num_classes", "model.net.num_classes"):
+        outputs = _select(config, key)
+        if type(classes) is int and type(outputs) is int and outputs < classes:
+            raise UserError(
+                f"the data has {classes} classes, and {key}={outputs}: type {key}={classes} or leave it out"
+            )
 
 
 def check_batch_size(config: Config, world_size: int, pipeline: PipelineLayout | None = None) -> None:
@@ -236,6 +249,8 @@ def fit_to_targets(config: Config, overrides: list[str]) -> list[str]:
         node = _select(config, key)
         if f"{key}._target_" not in typed or not isinstance(node, dict):
             continue
+        if key in ("model", "data"):
+            check_kind(key, node["_target_"])
         accepted = accepted_arguments(locate(node["_target_"], key))
         for name in list(node):
             kept = name.startswith("_") or accepted is None or name in accepted

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError
 
 from project.errors import nearest
-from project.launch.build import locate
+from project.launch.build import argument_names, locate
 from project.launch.composition import composed_again, config_folder, key_hint, register_resolvers, walk
 from project.launch.preflight import OF_SCHEDULE
 
@@ -46,15 +45,7 @@ def owner_of(key: str, arguments: Sequence[str]) -> Owner | None:
     if not target:
         return None
     try:
-        found = locate(target, parent)
-        parameters = inspect.signature(found).parameters.values()
-        names = [p.name for p in parameters]
-        is_open = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-        # **kwargs mostly go on to a class below it.
-        for base in found.__mro__[1:-1] if is_open and inspect.isclass(found) else ():
-            names += [
-                name for name in inspect.signature(vars(base).get("__init__", object)).parameters if name != "self"
-            ]
+        names, is_open = argument_names(locate(target, parent))
     except Exception:  # whatever a module of the user's raises: the run will tell
         return None
     return Owner(target, (*names, *(OF_SCHEDULE if parent == "scheduler" else ())), is_open)
