@@ -2,6 +2,7 @@
 
 import errno
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
@@ -149,8 +150,12 @@ def test_files_come_in_the_order_in_which_they_were_asked_for(tmp_path: Path, he
 
 def test_an_error_in_the_background_is_not_lost(tmp_path: Path) -> None:
     files = CheckpointFiles()
-    files.save_checkpoint({"function": lambda: None}, tmp_path / "last.ckpt", {"in_background": True})
-    with pytest.raises(Exception, match="pickle"):
+
+    def broken(*_: object) -> None:
+        raise ValueError("broken")
+
+    files.save(broken, {}, tmp_path / "last.ckpt", {"in_background": True})
+    with pytest.raises(ValueError, match="broken"):
         files.teardown()
     assert not any(thread.name.startswith("checkpoints") for thread in threading.enumerate())
 
@@ -216,8 +221,6 @@ def test_newest_whole_one_is_found_and_what_a_killed_run_left_is_removed(
 
 def test_only_errors_of_the_disk_are_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = CheckpointFiles()
-    with pytest.raises(Exception, match="pickle"):
-        files.save_checkpoint({"function": lambda: None}, tmp_path / "last.ckpt")
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -227,3 +230,24 @@ def test_only_errors_of_the_disk_are_warnings(tmp_path: Path, monkeypatch: pytes
         files.save_checkpoint({}, tmp_path / "last.ckpt")
     assert files.failure
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (Event(), r"mine/0/b in it is an object of threading\.Event: put in plain data"),
+        (lambda: None, r"mine/0/b in it is the function .*: put in plain data"),
+        (Path, r"mine/0/b in it is the class pathlib\.Path: put in plain data"),
+    ],
+)
+def test_what_cant_be_read_back_is_told_at_the_first_save(tmp_path: Path, value: Any, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        CheckpointFiles().save_checkpoint({"a": torch.ones(2), "mine": ({"b": value},)}, tmp_path / "last.ckpt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_that_torch_reads_back_is_saved(tmp_path: Path) -> None:
+    own = {"set": {1, 2}, "size": torch.Size([1]), "type": torch.float16, "order": OrderedDict(a=(1, None)), "z": 1j}
+    weight = {"weight": torch.nn.Parameter(torch.ones(2))}
+    CheckpointFiles().save_checkpoint({"state_dict": weight, "mine": own}, tmp_path / "last.ckpt")
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["mine"] == own

@@ -123,3 +123,30 @@ def test_the_best_checkpoint_is_of_the_first_callback_that_monitors(
 ) -> None:
     trainer = SimpleNamespace(checkpoint_callbacks=[callback(*arguments) for arguments in callbacks])
     assert best_checkpoint(trainer) == best  # type: ignore[arg-type]
+
+
+class Stores(L.LightningModule):
+    def __init__(self, net: Any, size: int = 3) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+
+@pytest.mark.parametrize(
+    ("net", "is_read"),
+    [
+        ({"sizes": [1, 2], "mean": torch.zeros(2), "kind": torch.float16}, True),
+        (nn.Linear(1, 1), False),
+        (nn.Linear, False),
+        ([Path("folder"), SimpleNamespace()], False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Attribute 'net'")
+def test_hyperparameters_that_cant_be_read_back_are_told_before_training(net: Any, is_read: bool) -> None:
+    trainer: Any = SimpleNamespace(checkpoint_callbacks=[ModelCheckpoint()], datamodule=None)
+    check = ConfigInCheckpoint(CONFIG).on_fit_start
+    if is_read:
+        check(trainer, Stores(net))
+        return
+    with pytest.raises(UserError, match=r'stores net, .*: type self\.save_hyperparameters\(ignore=\["net"\]\)$'):
+        check(trainer, Stores(net))
+    check(SimpleNamespace(checkpoint_callbacks=[]), Stores(net))  # type: ignore[arg-type]

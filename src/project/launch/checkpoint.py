@@ -14,16 +14,32 @@ from lightning.pytorch.callbacks import Callback
 
 from project.errors import UserError
 from project.launch.trust import signature
+from project.strategies.readable import described, unreadable
 
 CONFIG_KEY = "config"
 SIGNATURE_KEY = "signature"  # of the config
 
 
 class ConfigInCheckpoint(Callback):
-    """Stores the composed config, as plain data, in every checkpoint: evaluation needs nothing else."""
+    """Stores the composed config, as plain data, in every checkpoint: evaluation needs nothing else.
+
+    Refuses stored hyperparameters that can't be read back, before any training is lost to them.
+    """
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not trainer.checkpoint_callbacks:
+            return
+        for owner in (pl_module, getattr(trainer, "datamodule", None)):
+            for name, value in dict(getattr(owner, "hparams", None) or {}).items():
+                if found := unreadable(value):
+                    raise UserError(
+                        f"the checkpoints could not be read back, save_hyperparameters of {type(owner).__name__} "
+                        f"stores {name}, {described(found[1])}, which is no plain data: type "
+                        f'self.save_hyperparameters(ignore=["{name}"])'
+                    )
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[CONFIG_KEY] = self.config

@@ -19,7 +19,9 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from project.errors import UserError
 from project.notices import notice
+from project.strategies.readable import ADVICE, described, unreadable
 
 PART = ".part"  # what is still being written
 DAMAGED = ".damaged"
@@ -35,6 +37,7 @@ class CheckpointFiles(TorchCheckpointIO):
 
     def __init__(self) -> None:
         self.failure: str | None = None
+        self._is_checked = False
         self._writer: ThreadPoolExecutor | None = None
         self._pending: dict[Path, Future[str | None]] = {}  # to why it failed
 
@@ -48,7 +51,18 @@ class CheckpointFiles(TorchCheckpointIO):
 
         In the background a copy in the host's memory is written, one after another in the order in which they were
         asked for; ``wait`` says how it ended.
+
+        Raises:
+            UserError: the first holds what can't be read back.
         """
+        if not self._is_checked and (found := unreadable(checkpoint)) is not None:
+            keys, value = found
+            place = "/".join(keys) or "it"
+            raise UserError(
+                f"the checkpoint {path.name} can't be read back, {place} in it is {described(value)}: {ADVICE} "
+                "(on_save_checkpoint of the model, state_dict of callbacks and data)"
+            )
+        self._is_checked = True  # what is saved later is of the same kinds
         options = dict(storage_options or {})
         self.wait(path)  # no more than one copy of a name
         self.failure = None
