@@ -108,6 +108,19 @@ def test_best_state_that_could_not_be_written_does_not_count(
     assert steps(tmp_path) == {"best.ckpt": at_step}
 
 
+@pytest.mark.filterwarnings("ignore:.*could not be written")
+def test_best_state_that_could_not_be_written_does_not_count_after_another_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    best = BestCheckpoints(str(tmp_path), "val/loss")
+    fit(tmp_path, best, LastCheckpoint(str(tmp_path)))
+    assert (best.best_model_path, best.scores) == ("", [])
+
+
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
     """Nothing is written until it is set."""

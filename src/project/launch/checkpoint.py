@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Callback
 
 from project.errors import UserError
 from project.launch.trust import signature
+from project.notices import notice
 from project.strategies.readable import described, unreadable
 
 CONFIG_KEY = "config"
@@ -55,10 +56,18 @@ class BestCheckpoint:
 
 
 def best_checkpoint(trainer: L.Trainer) -> BestCheckpoint | None:
-    """The checkpoint of the first callback that monitors a metric, else the last one; None without checkpoints."""
+    """The checkpoint of the first callback that monitors a metric, else the last one; None without checkpoints.
+
+    For all ranks. Tells where none could be saved.
+    """
     saved: list[Any] = [c for c in trainer.checkpoint_callbacks if getattr(c, "best_model_path", "")]
+    # What a full disk refused in the background may be named by its callback still.
+    are_there = trainer.strategy.broadcast([Path(callback.best_model_path).exists() for callback in saved])
+    saved = [callback for callback, is_there in zip(saved, are_there, strict=True) if is_there]
     saved.sort(key=lambda callback: callback.monitor is None)
     if not saved:
+        if trainer.checkpoint_callbacks:
+            notice("No checkpoint could be saved: what is tested are the last weights, which end with this process")
         return None
     score = saved[0].best_model_score
     return BestCheckpoint(saved[0].best_model_path, None if score is None else float(score))

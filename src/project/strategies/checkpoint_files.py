@@ -40,6 +40,7 @@ class CheckpointFiles(TorchCheckpointIO):
         self._is_checked = False
         self._writer: ThreadPoolExecutor | None = None
         self._pending: dict[Path, Future[str | None]] = {}  # to why it failed
+        self._failed: set[Path] = set()  # and nobody has asked for the path since
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         self.save(write_file, checkpoint, Path(path), storage_options)
@@ -87,8 +88,11 @@ class CheckpointFiles(TorchCheckpointIO):
         An error that is not of the disk is raised here.
         """
         paths = [path] if path is not None else list(self._pending)
-        failures = [self._pending.pop(one).result() for one in paths if one in self._pending]
-        return not any(failures)
+        self._failed |= {one for one in paths if one in self._pending and self._pending.pop(one).result()}
+        failed = self._failed.intersection(paths)
+        if path is not None:
+            self._failed.discard(path)
+        return not failed
 
     def teardown(self) -> None:
         """The end of a training: all files are there, and no thread is left."""
