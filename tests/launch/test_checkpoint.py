@@ -141,8 +141,14 @@ def test_a_checkpoint_that_is_not_there_is_passed_over(tmp_path: Path) -> None:
     assert best_checkpoint(trainer_with(*names)) == BestCheckpoint(str(tmp_path / "last.ckpt"), None)
 
 
-def trainer_with(*callbacks: tuple[str, str | None, float | None]) -> Any:
+def test_without_a_batch_to_train_on_no_checkpoint_is_missed() -> None:
+    with pytest.warns(Notice, match=r"No batch was trained on .*type trainer\.limit_train_batches=null"):
+        assert best_checkpoint(trainer_with(("", None, None), limit=0)) is None
+
+
+def trainer_with(*callbacks: tuple[str, str | None, float | None], limit: float = 1.0) -> Any:
     return SimpleNamespace(
+        limit_train_batches=limit,
         checkpoint_callbacks=[callback(*arguments) for arguments in callbacks],
         strategy=SimpleNamespace(broadcast=lambda value: value),
     )

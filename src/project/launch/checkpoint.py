@@ -66,7 +66,12 @@ def best_checkpoint(trainer: L.Trainer) -> BestCheckpoint | None:
     saved = [callback for callback, is_there in zip(saved, are_there, strict=True) if is_there]
     saved.sort(key=lambda callback: callback.monitor is None)
     if not saved:
-        if trainer.checkpoint_callbacks:
+        if trainer.limit_train_batches == 0:
+            notice(
+                "No batch was trained on (trainer.limit_train_batches=0), and what is tested are the weights as they "
+                "were built: type trainer.limit_train_batches=null to train on all"
+            )
+        elif trainer.checkpoint_callbacks:
             notice("No checkpoint could be saved: what is tested are the last weights, which end with this process")
         return None
     score = saved[0].best_model_score
