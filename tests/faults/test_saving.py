@@ -16,7 +16,7 @@ from faults.noisy import NoisyData, NoisyModel
 from project.errors import UserError
 from project.launch.loops import install
 from project.launch.saving import BestCheckpoints, LastCheckpoint
-from project.strategies.checkpoint_files import CheckpointFiles, damage, newest, numbered, put
+from project.strategies.checkpoint_files import CheckpointFiles, damage, newest, numbered, put, write_file
 
 
 def fit(folder: Path, *callbacks: L.Callback, **more: object) -> L.Trainer:
@@ -256,6 +256,9 @@ def test_only_errors_of_the_disk_are_warnings(tmp_path: Path, monkeypatch: pytes
 def test_what_cant_be_read_back_is_told_at_the_first_save(tmp_path: Path, value: Any, told: str) -> None:
     with pytest.raises(UserError, match=told):
         CheckpointFiles().save_checkpoint({"a": torch.ones(2), "mine": ({"b": value},)}, tmp_path / "last.ckpt")
+    shards = {"a": torch.ones(2)}, {"mine": [{"b": value}]}
+    with pytest.raises(UserError, match=f"can't be read back, {told}"):
+        CheckpointFiles().save(write_file, shards, tmp_path / "last.ckpt")
     assert list(tmp_path.iterdir()) == []
 
 

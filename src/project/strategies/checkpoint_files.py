@@ -56,7 +56,8 @@ class CheckpointFiles(TorchCheckpointIO):
         Raises:
             UserError: the first holds what can't be read back.
         """
-        if not self._is_checked and (found := unreadable(checkpoint)) is not None:
+        rest = checkpoint[-1] if isinstance(checkpoint, tuple) else checkpoint  # beside the tensors of shards
+        if not self._is_checked and (found := unreadable(rest)) is not None:
             keys, value = found
             place = "/".join(keys) or "it"
             raise UserError(
