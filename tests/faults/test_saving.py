@@ -2,6 +2,7 @@
 
 import errno
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
@@ -15,7 +16,7 @@ from faults.noisy import NoisyData, NoisyModel
 from project.errors import UserError
 from project.launch.loops import install
 from project.launch.saving import BestCheckpoints, LastCheckpoint
-from project.strategies.checkpoint_files import CheckpointFiles, damage, newest, numbered, put
+from project.strategies.checkpoint_files import CheckpointFiles, damage, newest, numbered, put, write_file
 
 
 def fit(folder: Path, *callbacks: L.Callback, **more: object) -> L.Trainer:
@@ -107,6 +108,19 @@ def test_best_state_that_could_not_be_written_does_not_count(
     assert steps(tmp_path) == {"best.ckpt": at_step}
 
 
+@pytest.mark.filterwarnings("ignore:.*could not be written")
+def test_best_state_that_could_not_be_written_does_not_count_after_another_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    best = BestCheckpoints(str(tmp_path), "val/loss")
+    fit(tmp_path, best, LastCheckpoint(str(tmp_path)))
+    assert (best.best_model_path, best.scores) == ("", [])
+
+
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
     """Nothing is written until it is set."""
@@ -149,8 +163,12 @@ def test_files_come_in_the_order_in_which_they_were_asked_for(tmp_path: Path, he
 
 def test_an_error_in_the_background_is_not_lost(tmp_path: Path) -> None:
     files = CheckpointFiles()
-    files.save_checkpoint({"function": lambda: None}, tmp_path / "last.ckpt", {"in_background": True})
-    with pytest.raises(Exception, match="pickle"):
+
+    def broken(*_: object) -> None:
+        raise ValueError("broken")
+
+    files.save(broken, {}, tmp_path / "last.ckpt", {"in_background": True})
+    with pytest.raises(ValueError, match="broken"):
         files.teardown()
     assert not any(thread.name.startswith("checkpoints") for thread in threading.enumerate())
 
@@ -216,8 +234,6 @@ def test_newest_whole_one_is_found_and_what_a_killed_run_left_is_removed(
 
 def test_only_errors_of_the_disk_are_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = CheckpointFiles()
-    with pytest.raises(Exception, match="pickle"):
-        files.save_checkpoint({"function": lambda: None}, tmp_path / "last.ckpt")
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -227,3 +243,27 @@ def test_only_errors_of_the_disk_are_warnings(tmp_path: Path, monkeypatch: pytes
         files.save_checkpoint({}, tmp_path / "last.ckpt")
     assert files.failure
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (Event(), r"mine/0/b in it is an object of threading\.Event: put in plain data"),
+        (lambda: None, r"mine/0/b in it is the function .*: put in plain data"),
+        (Path, r"mine/0/b in it is the class pathlib\.Path: put in plain data"),
+    ],
+)
+def test_what_cant_be_read_back_is_told_at_the_first_save(tmp_path: Path, value: Any, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        CheckpointFiles().save_checkpoint({"a": torch.ones(2), "mine": ({"b": value},)}, tmp_path / "last.ckpt")
+    shards = {"a": torch.ones(2)}, {"mine": [{"b": value}]}
+    with pytest.raises(UserError, match=f"can't be read back, {told}"):
+        CheckpointFiles().save(write_file, shards, tmp_path / "last.ckpt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_that_torch_reads_back_is_saved(tmp_path: Path) -> None:
+    own = {"set": {1, 2}, "size": torch.Size([1]), "type": torch.float16, "order": OrderedDict(a=(1, None)), "z": 1j}
+    weight = {"weight": torch.nn.Parameter(torch.ones(2))}
+    CheckpointFiles().save_checkpoint({"state_dict": weight, "mine": own}, tmp_path / "last.ckpt")
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["mine"] == own

@@ -66,6 +66,8 @@ def the_one_that_fails(how):
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "exit":
         sys.exit(3)
+    if how == "left":
+        os._exit(0)
 
 
 def interrupt(config, run):
@@ -256,6 +258,15 @@ def test_a_rank_that_is_killed_when_all_have_returned_is_named(
 def test_a_rank_that_exits_is_named_with_its_exit_code(run_ranks: RunRanks) -> None:
     with pytest.raises(agent.RankError, match="^rank 1 ended with exit code 3"):
         run_ranks("fail", 2, failing=1, how="exit")
+
+
+# With one rank and with two: the other may wait for it, or fail since it is gone.
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_rank_that_leaves_as_if_all_were_well_is_named(run_ranks: RunRanks, tmp_path: Path, ranks: int) -> None:
+    with pytest.raises(agent.RankError) as info:
+        run_ranks("fail", ranks, failing=ranks - 1, how="left")
+    assert str(info.value).startswith(f"rank {ranks - 1} ended by itself (exit code 0) in the middle of the run")
+    assert f"{tmp_path}/ranks/rank_{ranks - 1}.log" in str(info.value)
 
 
 def test_a_function_that_cant_be_imported_is_told(run_ranks: RunRanks) -> None:

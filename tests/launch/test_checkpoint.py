@@ -1,5 +1,6 @@
 """Checkpoints that carry their config."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 
 from project.errors import UserError
 from project.launch.checkpoint import BestCheckpoint, ConfigInCheckpoint, best_checkpoint, loading, read_config
+from project.notices import Notice
 
 CONFIG = {"name": "x", "data": {"batch_size": 4, "shape": [1, 8, 8]}, "scheduler": None}
 
@@ -119,7 +121,61 @@ def callback(path: str, monitor: str | None, score: float | None) -> ModelCheckp
     ids=["no_callback", "nothing_saved", "last_only", "monitored_first", "first_monitored", "monitored_unsaved"],
 )
 def test_the_best_checkpoint_is_of_the_first_callback_that_monitors(
-    callbacks: list[tuple[str, str | None, float | None]], best: BestCheckpoint | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    callbacks: list[tuple[str, str | None, float | None]],
+    best: BestCheckpoint | None,
 ) -> None:
-    trainer = SimpleNamespace(checkpoint_callbacks=[callback(*arguments) for arguments in callbacks])
-    assert best_checkpoint(trainer) == best  # type: ignore[arg-type]
+    monkeypatch.chdir(tmp_path)
+    for name, *_ in callbacks:
+        (tmp_path / (name or "unnamed")).touch()
+    with nullcontext() if best or not callbacks else pytest.warns(Notice, match="No checkpoint could be saved"):
+        assert best_checkpoint(trainer_with(*callbacks)) == best
+
+
+def test_a_checkpoint_that_is_not_there_is_passed_over(tmp_path: Path) -> None:
+    names = [(str(tmp_path / "best.ckpt"), "val/loss", 0.5), (str(tmp_path / "last.ckpt"), None, None)]
+    with pytest.warns(Notice, match="No checkpoint could be saved: what is tested are the last weights"):
+        assert best_checkpoint(trainer_with(*names)) is None
+    (tmp_path / "last.ckpt").touch()
+    assert best_checkpoint(trainer_with(*names)) == BestCheckpoint(str(tmp_path / "last.ckpt"), None)
+
+
+def test_without_a_batch_to_train_on_no_checkpoint_is_missed() -> None:
+    with pytest.warns(Notice, match=r"No batch was trained on .*type trainer\.limit_train_batches=null"):
+        assert best_checkpoint(trainer_with(("", None, None), limit=0)) is None
+
+
+def trainer_with(*callbacks: tuple[str, str | None, float | None], limit: float = 1.0) -> Any:
+    return SimpleNamespace(
+        limit_train_batches=limit,
+        checkpoint_callbacks=[callback(*arguments) for arguments in callbacks],
+        strategy=SimpleNamespace(broadcast=lambda value: value),
+    )
+
+
+class Stores(L.LightningModule):
+    def __init__(self, net: Any, size: int = 3) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+
+@pytest.mark.parametrize(
+    ("net", "is_read"),
+    [
+        ({"sizes": [1, 2], "mean": torch.zeros(2), "kind": torch.float16}, True),
+        (nn.Linear(1, 1), False),
+        (nn.Linear, False),
+        ([Path("folder"), SimpleNamespace()], False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Attribute 'net'")
+def test_hyperparameters_that_cant_be_read_back_are_told_before_training(net: Any, is_read: bool) -> None:
+    trainer: Any = SimpleNamespace(checkpoint_callbacks=[ModelCheckpoint()], datamodule=None)
+    check = ConfigInCheckpoint(CONFIG).on_fit_start
+    if is_read:
+        check(trainer, Stores(net))
+        return
+    with pytest.raises(UserError, match=r'stores net, .*: type self\.save_hyperparameters\(ignore=\["net"\]\)$'):
+        check(trainer, Stores(net))
+    check(SimpleNamespace(checkpoint_callbacks=[]), Stores(net))  # type: ignore[arg-type]

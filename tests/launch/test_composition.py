@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from pictures import folder_of_pictures  # example
 from project.errors import UserError
 from project.launch import composition
-from project.launch.composition import check_choices, config_folder, explain, name_after_own_class, slug
+from project.launch.composition import check_choices, check_folders, config_folder, explain, name_after_own_class, slug
 
 Compose = Callable[..., DictConfig]
 
@@ -278,3 +278,11 @@ def test_names_sweeps_and_values_are_no_concern_of_that_check() -> None:
 )
 def test_several_values_of_a_single_run_are_told_how_to_be_meant(compose: Compose, typed: str, told: str) -> None:
     assert sentence_of(compose, typed) == f"{typed} gives several values: {told}"
+
+
+@pytest.mark.parametrize("key", ["hydra.run.dir", "hydra.sweep.dir"])
+def test_a_setting_of_hydra_that_names_no_folder_here_is_told_with_the_one_that_does(key: str) -> None:
+    advice = r"has no effect on a run, .*: type paths\.run_dir=same, or paths\.outputs=same"
+    with pytest.raises(UserError, match=f"^{key}=same {advice}"):
+        check_folders(["train", "seed=1", f"{key}=same"], [key])
+    check_folders(["train", "-m", "hydra.sweep.dir=same", "paths.run_dir=same"])

@@ -7,6 +7,8 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer.connectors.logger_connector import result
+from lightning.pytorch.utilities.warnings import PossibleUserWarning
 from torch import Tensor
 
 from project.launch.loops import BetweenSteps, install
@@ -88,3 +90,22 @@ def test_a_validation_is_due_before_its_loaders_draw_random_numbers(tmp_path: Pa
     trainer.fit(Classifier().double(), loader([4, 4]), loader([4]))
     assert torch.equal(states["trained"], states["due"])
     assert not torch.equal(states["due"], states["started"])
+
+
+class OfRankZero(Classifier):
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self.log("of_one", 1.0, rank_zero_only=True)
+        self.log("of_each", 1.0)
+
+
+def test_what_rank_0_alone_logs_is_not_to_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for the others, which do not log it."""
+    monkeypatch.setattr(result, "_distributed_is_initialized", lambda: True)
+    result.warning_cache.clear()
+    trainer = quiet_trainer(1, "auto")
+    install(trainer)
+    with pytest.warns(PossibleUserWarning) as told:
+        trainer.fit(OfRankZero(), loader([4, 4]), loader([4]))
+    texts = " ".join(str(warning.message) for warning in told)
+    assert "self.log('of_each', ..., sync_dist=True)" in texts
+    assert "self.log('of_one'" not in texts

@@ -1,5 +1,6 @@
 """A monitor that can't work is refused before any training."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,10 +50,10 @@ class SeveralSets(Model):
         self.log("val/loss", 0.5)
 
 
-def fit(model: Model, monitor: str | None, *callbacks: L.Callback, sets: int = 1) -> None:
+def fit(model: Model, monitor: str | None, *callbacks: L.Callback, sets: int = 1, epochs: int = 1) -> None:
     data: DataLoader[Tensor] = DataLoader(torch.randn(4, 1), batch_size=2)  # type: ignore[arg-type]
     L.Trainer(
-        accelerator="cpu", max_epochs=1, num_sanity_val_steps=1, logger=False, enable_checkpointing=False,
+        accelerator="cpu", max_epochs=epochs, num_sanity_val_steps=1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=[MonitorCheck(monitor), *callbacks],
     ).fit(model, data, [data] * sets if sets > 1 else data)  # fmt: skip
 
@@ -97,6 +98,23 @@ def test_a_monitor_that_is_not_logged_is_refused_with_the_nearest_before_any_ste
     assert model.steps == 0
 
 
+class NotFinite(Model):
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("val/loss", math.nan if self.steps else 0.5)
+        self.log("val/accuracy", math.inf)
+
+
+@pytest.mark.parametrize(
+    ("monitor", "told"), [("val/loss", "nan after step 2"), ("val/accuracy", "inf after step 2"), (None, "")]
+)
+def test_a_monitored_value_that_is_not_finite_is_told_once(
+    monitor: str | None, told: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    fit(NotFinite(), monitor, epochs=3)
+    notices = [str(warning.message) for warning in recwarn if warning.category is Notice]
+    assert [f"monitor={monitor} is {told}" in text for text in notices] == ([True] if told else [])
+
+
 @pytest.mark.parametrize("decides", ["config", "callback", "schedule"])
 @pytest.mark.parametrize("of_other", [0.4, None], ids=["another_value", "not_logged"])
 def test_a_value_that_the_ranks_do_not_share_is_refused_whatever_decides_by_it(
@@ -108,6 +126,8 @@ def test_a_value_that_the_ranks_do_not_share_is_refused_whatever_decides_by_it(
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     schedule = SimpleNamespace(monitor="val/loss", reduce_on_plateau=True)
     trainer: Any = SimpleNamespace(
+        sanity_checking=False,
+        global_step=2,
         world_size=2,
         callback_metrics={"val/loss": torch.tensor(0.5)},
         callbacks=[EarlyStopping("val/loss")] if decides == "callback" else [],

@@ -141,6 +141,12 @@ def test_auto_is_refused_for_a_run_without_an_end(tmp_path: Path) -> None:
         rates(tmp_path, cosine, max_epochs=-1)
 
 
+def test_auto_is_refused_for_a_run_without_a_batch(tmp_path: Path) -> None:
+    cosine = {"_target_": "torch.optim.lr_scheduler.CosineAnnealingLR", "T_max": "auto"}
+    with pytest.raises(ValueError, match=r"^trainer\.limit_train_batches=0 leaves no batch to train on: type 1"):
+        rates(tmp_path, cosine, limit_train_batches=0)
+
+
 def test_unknown_interval_is_refused() -> None:
     with pytest.raises(ValueError, match=r"scheduler.interval=batch is unknown"):
         configure(Line(None), ADAMW, {"_target_": "torch.optim.lr_scheduler.LinearLR", "interval": "batch"})

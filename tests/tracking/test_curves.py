@@ -97,6 +97,16 @@ def by_hand(interval: int, accumulate: int, epochs: int = 2, clip: float = math.
     return losses, norms
 
 
+class WithoutOptimizer(Plane):
+    def configure_optimizers(self) -> None:
+        return None
+
+
+def test_a_model_without_an_optimizer_has_a_loss_and_no_learning_rate() -> None:
+    points, _ = fit(1, WithoutOptimizer())
+    assert set(points.curves) & set(TrainingCurves.NAMES) == {"train/loss"}
+
+
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
 @pytest.mark.parametrize("interval", [1, 2, 5])
 def test_loss_is_the_mean_over_the_samples_since_the_last_point_and_the_norm_that_of_the_step(

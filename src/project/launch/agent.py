@@ -195,6 +195,11 @@ def _first_error(
                 f"rank {number} was ended by {name}{hint if name == 'SIGKILL' else ''}; its output is in "
                 f"{log}/rank_{number}.log"
             )
+        if failure.exitcode == 0:
+            return RankError(
+                f"rank {number} ended by itself (exit code 0) in the middle of the run, as by os._exit(0); its output "
+                f"is in {log}/rank_{number}.log"
+            )
         return RankError(
             f"rank {number} ended with exit code {failure.exitcode}; its output is in {log}/rank_{number}.log"
         )

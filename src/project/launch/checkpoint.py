@@ -14,16 +14,33 @@ from lightning.pytorch.callbacks import Callback
 
 from project.errors import UserError
 from project.launch.trust import signature
+from project.notices import notice
+from project.strategies.readable import described, unreadable
 
 CONFIG_KEY = "config"
 SIGNATURE_KEY = "signature"  # of the config
 
 
 class ConfigInCheckpoint(Callback):
-    """Stores the composed config, as plain data, in every checkpoint: evaluation needs nothing else."""
+    """Stores the composed config, as plain data, in every checkpoint: evaluation needs nothing else.
+
+    Refuses stored hyperparameters that can't be read back, before any training is lost to them.
+    """
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not trainer.checkpoint_callbacks:
+            return
+        for owner in (pl_module, getattr(trainer, "datamodule", None)):
+            for name, value in dict(getattr(owner, "hparams", None) or {}).items():
+                if found := unreadable(value):
+                    raise UserError(
+                        f"the checkpoints could not be read back, save_hyperparameters of {type(owner).__name__} "
+                        f"stores {name}, {described(found[1])}, which is no plain data: type "
+                        f'self.save_hyperparameters(ignore=["{name}"])'
+                    )
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[CONFIG_KEY] = self.config
@@ -39,10 +56,23 @@ class BestCheckpoint:
 
 
 def best_checkpoint(trainer: L.Trainer) -> BestCheckpoint | None:
-    """The checkpoint of the first callback that monitors a metric, else the last one; None without checkpoints."""
+    """The checkpoint of the first callback that monitors a metric, else the last one; None without checkpoints.
+
+    For all ranks. Tells where none could be saved.
+    """
     saved: list[Any] = [c for c in trainer.checkpoint_callbacks if getattr(c, "best_model_path", "")]
+    # What a full disk refused in the background may be named by its callback still.
+    are_there = trainer.strategy.broadcast([Path(callback.best_model_path).exists() for callback in saved])
+    saved = [callback for callback, is_there in zip(saved, are_there, strict=True) if is_there]
     saved.sort(key=lambda callback: callback.monitor is None)
     if not saved:
+        if trainer.limit_train_batches == 0:
+            notice(
+                "No batch was trained on (trainer.limit_train_batches=0), and what is tested are the weights as they "
+                "were built: type trainer.limit_train_batches=null to train on all"
+            )
+        elif trainer.checkpoint_callbacks:
+            notice("No checkpoint could be saved: what is tested are the last weights, which end with this process")
         return None
     score = saved[0].best_model_score
     return BestCheckpoint(saved[0].best_model_path, None if score is None else float(score))

@@ -18,6 +18,7 @@ from project.launch import cpu, devices, start_up, usage
 from project.launch.ahead import Server
 from project.launch.composition import (
     check_choices,
+    check_folders,
     config_folder,
     explain,
     name_after_own_class,
@@ -89,6 +90,7 @@ def _run(name: str, function: str, prepare: Prepare | None, job: Job | None, doc
         if name == "train":
             name_after_own_class(sys.argv)
         check_choices(sys.argv)
+        check_folders(sys.argv)
         if usage.is_asked_for(sys.argv):
             print(usage.help_text(doc, config_name, sys.argv), flush=True)
             return 0
@@ -111,6 +113,8 @@ def _run(name: str, function: str, prepare: Prepare | None, job: Job | None, doc
                 OmegaConf.update(composed, "sweep.job", hydra_config.sweeper.get("job"), force_add=True)
             overrides = list(hydra_config.overrides.task)
             try:
+                if not in_sweep:
+                    check_folders(hydra_config.overrides.hydra, ("hydra.sweep.dir", "hydra.sweep.subdir"))
                 return (job or run_job)(function, composed, overrides, name, folder).objective
             except Exception as error:
                 if folder is not None:

@@ -92,6 +92,21 @@ def name_after_own_class(arguments: list[str]) -> None:
         arguments.insert(arguments.index(f"{key}={typed[key or '']}"), f"name={words.lower()}")
 
 
+def check_folders(arguments: Sequence[str], keys: Sequence[str] = ("hydra.run.dir",)) -> None:
+    """Check that nobody names a run's folder by settings of Hydra's that decide nothing here.
+
+    Raises:
+        UserError: somebody does.
+    """
+    for argument in arguments:
+        key, _, folder = argument.lstrip("+").partition("=")
+        if key in keys:
+            raise UserError(
+                f"{argument} has no effect on a run, whose folder the config names: type paths.run_dir={folder}, or "
+                f"paths.outputs={folder} for the folder that holds all runs"
+            )
+
+
 def check_choices(arguments: list[str]) -> None:
     """Check that each config group that is typed gets the name of a file, which Hydra takes for granted.
 

@@ -119,6 +119,7 @@ class Agent(LocalElasticAgent):
         self.stop_signal = 0
         self._agreed = Path(logs, AGREED)
         self.hang: str | None = None
+        self._all_returned = False
         self._stop_at = 0.0
         self._look_at = 0.0
 
@@ -129,7 +130,13 @@ class Agent(LocalElasticAgent):
         # Who has to end by now does not end by itself: ranks take SIGTERM for a wish.
         context._close = lambda death_sig, timeout=STOP_TIMEOUT_S: close(signal.SIGKILL, timeout)
         finished = context._worker_finished_event
-        finished.set = lambda: set_without_waiting(finished, len(pids))
+        self._all_returned = False
+
+        def let_go() -> None:
+            self._all_returned = True
+            set_without_waiting(finished, len(pids))
+
+        finished.set = let_go
         with contextlib.suppress(ValueError):  # not in the main thread
             for number in SIGNALS:
                 signal.signal(number, self._on_signal)
@@ -200,8 +207,9 @@ class Agent(LocalElasticAgent):
         return list(getattr(getattr(self._pcontext, "_pc", None), "processes", []))
 
     def _dead(self) -> dict[int, int]:
-        """Exit codes by rank, of those that failed."""
-        return {rank: p.exitcode for rank, p in enumerate(self._processes()) if p.exitcode not in (None, 0)}
+        """Exit codes by rank, of those that failed: with 0 who left before all had handed over what they return."""
+        fine = (None, 0) if self._all_returned else (None,)
+        return {rank: p.exitcode for rank, p in enumerate(self._processes()) if p.exitcode not in fine}
 
     def _signal_ranks(self, number: signal.Signals) -> None:
         for process in self._processes():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections import OrderedDict
 from typing import Any
 
@@ -63,6 +65,17 @@ def count_exactly(results: Any) -> None:
             metric.cumulated_batch_size = metric.cumulated_batch_size.to(metric.value.dtype)
 
 
+def expect_of_rank_0(results: Any) -> None:
+    """Silence Lightning's advice to pass ``sync_dist=True`` for what only rank 0 was told to log.
+
+    The others do not log it, and would never come to its exchange.
+    """
+    for metric in (results or {}).values():
+        if metric.meta.sync.rank_zero_only:
+            text = re.escape(f"It is recommended to use `self.log({metric.meta.name!r}, ")
+            warnings.filterwarnings("ignore", text)
+
+
 class NoSignals(_SignalConnector):
     """Registers nothing."""
 
@@ -92,6 +105,7 @@ class FitLoop(_FitLoop):
 
     def on_advance_end(self) -> None:
         count_exactly(self.epoch_loop._results)
+        expect_of_rank_0(self.epoch_loop._results)
         steps = self.epoch_loop
         assert isinstance(steps.automatic_optimization, AutomaticOptimization)
         steps.automatic_optimization.check_trains(steps.batch_progress.current.ready)
@@ -266,6 +280,7 @@ class EvaluationLoop(_EvaluationLoop):
 
     def _store_dataloader_outputs(self) -> None:
         count_exactly(self._results)
+        expect_of_rank_0(self._results)
         super()._store_dataloader_outputs()
 
     def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -26,6 +27,7 @@ class MonitorCheck(Callback):
     def __init__(self, monitor: str | None, mode: str = "max") -> None:
         self.monitor = monitor
         self.mode = mode
+        self._is_told = False  # of a value that is not finite
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.enable_validation or self.monitor is None or self.monitor.startswith("train"):
@@ -57,11 +59,13 @@ class MonitorCheck(Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         names = self._monitors(trainer)
-        if trainer.world_size == 1 or not names:
-            return
         metrics = trainer.callback_metrics
         # A metric that only some ranks log is a difference too: there it is None.
         own = {name: float(metrics[name]) if name in metrics else None for name in names}
+        if not trainer.sanity_checking:
+            self._tell_not_finite(own, trainer)
+        if trainer.world_size == 1 or not names:
+            return
         of_ranks: list[dict[str, float | None]] = [own] * trainer.world_size
         torch.distributed.all_gather_object(of_ranks, own)
         for name in names:
@@ -70,6 +74,15 @@ class MonitorCheck(Callback):
                 raise UserError(
                     f"monitor={name} differs between the ranks ({', '.join(values[:4])}): log it with "
                     f'self.log("{name}", ..., sync_dist=True), or as a torchmetrics metric'
+                )
+
+    def _tell_not_finite(self, values: dict[str, float | None], trainer: L.Trainer) -> None:
+        for name, value in values.items():
+            if value is not None and not math.isfinite(value) and not self._is_told:
+                self._is_told = True
+                notice(
+                    f"monitor={name} is {value} after step {trainer.global_step}, by which no state is better than "
+                    "another: look in the validation data and in what validation_step logs for what is not finite"
                 )
 
     def _monitors(self, trainer: L.Trainer) -> list[str]:

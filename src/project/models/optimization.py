@@ -120,8 +120,8 @@ def _place_step(state: dict[str, Any], parameter: Tensor, group: Mapping[str, An
 
 def _length_of_run(trainer: L.Trainer, interval: str, name: str) -> int:
     length = trainer.max_epochs if interval == "epoch" else trainer.estimated_stepping_batches
-    if length == 0:
-        limit = trainer.limit_train_batches
+    limit = trainer.limit_train_batches
+    if 0 in (length, limit):
         raise ValueError(f"trainer.limit_train_batches={limit} leaves no batch to train on: type 1 or more, or null")
     if length is None or not 0 <= length < math.inf:
         remedy = "trainer.max_epochs=20" + (" or scheduler.interval=step" if trainer.max_steps > 0 else "")

@@ -19,7 +19,9 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from project.errors import UserError
 from project.notices import notice
+from project.strategies.readable import ADVICE, described, unreadable
 
 PART = ".part"  # what is still being written
 DAMAGED = ".damaged"
@@ -35,8 +37,10 @@ class CheckpointFiles(TorchCheckpointIO):
 
     def __init__(self) -> None:
         self.failure: str | None = None
+        self._is_checked = False
         self._writer: ThreadPoolExecutor | None = None
         self._pending: dict[Path, Future[str | None]] = {}  # to why it failed
+        self._failed: set[Path] = set()  # and nobody has asked for the path since
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         self.save(write_file, checkpoint, Path(path), storage_options)
@@ -48,7 +52,19 @@ class CheckpointFiles(TorchCheckpointIO):
 
         In the background a copy in the host's memory is written, one after another in the order in which they were
         asked for; ``wait`` says how it ended.
+
+        Raises:
+            UserError: the first holds what can't be read back.
         """
+        rest = checkpoint[-1] if isinstance(checkpoint, tuple) else checkpoint  # beside the tensors of shards
+        if not self._is_checked and (found := unreadable(rest)) is not None:
+            keys, value = found
+            place = "/".join(keys) or "it"
+            raise UserError(
+                f"the checkpoint {path.name} can't be read back, {place} in it is {described(value)}: {ADVICE} "
+                "(on_save_checkpoint of the model, state_dict of callbacks and data)"
+            )
+        self._is_checked = True  # what is saved later is of the same kinds
         options = dict(storage_options or {})
         self.wait(path)  # no more than one copy of a name
         self.failure = None
@@ -73,8 +89,11 @@ class CheckpointFiles(TorchCheckpointIO):
         An error that is not of the disk is raised here.
         """
         paths = [path] if path is not None else list(self._pending)
-        failures = [self._pending.pop(one).result() for one in paths if one in self._pending]
-        return not any(failures)
+        self._failed |= {one for one in paths if one in self._pending and self._pending.pop(one).result()}
+        failed = self._failed.intersection(paths)
+        if path is not None:
+            self._failed.discard(path)
+        return not failed
 
     def teardown(self) -> None:
         """The end of a training: all files are there, and no thread is left."""

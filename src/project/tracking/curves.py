@@ -94,7 +94,8 @@ class TrainingCurves(Callback, BetweenSteps):
         # Here gradients are complete, synchronised and unscaled, and not clipped yet.
         if _is_logged(trainer):
             self._grad_norm = gradient_norm(trainer, optimizer)
-            self._lr = optimizer.param_groups[0]["lr"]  # later it is the next step's
+            # Later it is the next step's. Without an optimizer of the model's Lightning steps one with no parameters.
+            self._lr = next((group["lr"] for group in optimizer.param_groups), None)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
