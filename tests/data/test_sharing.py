@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from project.data.sharing import share
@@ -63,6 +64,44 @@ def test_evaluation_reads_every_sample_exactly_once(num_replicas: int) -> None:
         (loader,) = shared(Plain(), rank, num_replicas).val_dataloader()
         read += torch.cat(list(loader)).tolist()
     assert sorted(read) == list(range(22))
+
+
+class Several(L.LightningDataModule):
+    def __init__(self) -> None:
+        super().__init__()
+        first, second = (DataLoader(range(22), 4, shuffle=True) for _ in range(2))  # type: ignore[var-annotated, arg-type]
+        self.combined = CombinedLoader({"first": first, "rest": [second]}, "min_size")
+
+    def train_dataloader(self) -> Any:
+        return self.combined
+
+    def val_dataloader(self) -> Any:
+        return CombinedLoader([DataLoader(range(22), 4)], "sequential")  # type: ignore[arg-type]
+
+
+def test_loaders_that_lightning_combines_are_shared_one_by_one() -> None:
+    def steps(num_replicas: int) -> list[tuple[list[int], list[int]]]:
+        ranks = [shared(Several(), rank, num_replicas).train_dataloader() for rank in range(num_replicas)]
+        assert {loader._mode for loader in ranks} == {"min_size"}
+        together = zip(*([batch for batch, _, _ in loader] for loader in ranks), strict=True)
+        return [
+            (torch.cat([b["first"] for b in shares]).tolist(), torch.cat([b["rest"][0] for b in shares]).tolist())
+            for shares in together
+        ]
+
+    assert steps(2) == steps(1)
+    assert [len(first) for first, _ in steps(2)] == [4] * 5
+    assert all(first != second for first, second in steps(1))
+    read = [batch.tolist() for rank in range(2) for batch, _, _ in shared(Several(), rank, 2).val_dataloader()]
+    assert sorted(chain.from_iterable(read)) == list(range(22))
+
+
+def test_combined_loader_that_the_module_holds_is_left_as_it_is() -> None:
+    datamodule = shared(Several(), 0, 2)
+    loaders = list(datamodule.combined.flattened)
+    for _ in range(2):
+        assert datamodule.train_dataloader().flattened[0].sampler.num_replicas == 2
+    assert datamodule.combined.flattened == loaders
 
 
 def test_hooks_that_the_module_lacks_stay_absent() -> None:

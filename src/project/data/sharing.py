@@ -1,9 +1,13 @@
 """Any LightningDataModule's loaders, shared over the ranks as this package's own data modules do it."""
 
+import copy
+import random
 from collections.abc import Callable
+from itertools import count
 from typing import Any, cast
 
 import lightning as L
+from lightning.pytorch.utilities import CombinedLoader
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
@@ -17,7 +21,8 @@ def share(datamodule: L.LightningDataModule, seed: int) -> None:
 
     Their ``batch_size`` becomes the global one, the order of training depends on ``seed`` and the epoch alone, a
     loader that does not shuffle is not shuffled, and evaluation reads every sample exactly once. (Lightning's own
-    sharing multiplies the batch by the ranks, shuffles every training loader, and pads in evaluation.)
+    sharing multiplies the batch by the ranks, shuffles every training loader, and pads in evaluation.) So it is with
+    each of several, in lists, dicts and Lightning's ``CombinedLoader``.
 
     A loader with a sampler of the user's own is left as it is on one rank, and where that sampler is a
     ``DistributedSampler``.
@@ -36,24 +41,41 @@ HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_datal
 def _shared(hook: str) -> Callable[[L.LightningDataModule], Any]:
     def dataloader(self: Any) -> Any:
         loaders = getattr(super(type(self), self), hook)()
-        return apply_to_collection(loaders, DataLoader, self._train if hook == HOOKS[0] else self._evaluation)
+        if hook != HOOKS[0]:
+            return _each(loaders, self._evaluation)
+        numbers = count()
+        return _each(loaders, lambda loader: self._train(loader, next(numbers)))
 
     return dataloader
+
+
+def _each(loaders: Any, change: Callable[[DataLoader[Any]], DataLoader[Any]]) -> Any:
+    """Changes each loader in nested lists, dicts and Lightning's combined loaders."""
+
+    def changed(loader: DataLoader[Any] | CombinedLoader) -> Any:
+        if isinstance(loader, DataLoader):
+            return change(loader)
+        combined = copy.copy(loader)  # the module may hold on to its own
+        combined.flattened = [_each(part, change) for part in loader.flattened]
+        return combined
+
+    return apply_to_collection(loaders, (DataLoader, CombinedLoader), changed)
 
 
 class _Shared(L.LightningDataModule):
     _seed: int
 
-    def _train(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+    def _train(self, loader: DataLoader[Any], number: int) -> DataLoader[Any]:
+        """`number`: of the loader among those that training reads together."""
         if not self._can_share(loader):
             return loader
         assert loader.batch_size is not None
         shuffle = isinstance(loader.sampler, RandomSampler)
         arguments = _arguments(loader) | {"persistent_workers": loader.persistent_workers}
         dataset = cast("MapDataset", loader.dataset)
-        return train_loader(
-            dataset, loader.collate_fn, loader.batch_size, self._seed, shuffle, self.trainer, **arguments
-        )
+        # With one seed, the samples of two loaders of one length would meet in the same pairs in every epoch.
+        seed = random.Random(f"{self._seed}/{number}").getrandbits(32) if number else self._seed
+        return train_loader(dataset, loader.collate_fn, loader.batch_size, seed, shuffle, self.trainer, **arguments)
 
     def _evaluation(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         if not self._can_share(loader):
