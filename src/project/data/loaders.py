@@ -73,6 +73,7 @@ def train_loader(
         _Batches(dataset, collate_fn, arguments.get("num_workers", 0)),
         sampler,
         lambda: _batches_done(trainer),
+        lambda: _goes_round(trainer),
         copies,
         **arguments,
     )
@@ -117,6 +118,12 @@ def _batches_done(trainer: L.Trainer | None) -> int:
     if epochs.ready == epochs.processed:
         return 0  # between two epochs
     return trainer.fit_loop.epoch_loop.batch_progress.current.ready
+
+
+def _goes_round(trainer: L.Trainer | None) -> bool:
+    """Whether a loader begins again where one beside it is longer; else it is at its end."""
+    combined = trainer.fit_loop._combined_loader if trainer is not None else None
+    return combined is not None and combined._mode == "max_size_cycle"
 
 
 class TrainingBatch(NamedTuple):
@@ -225,23 +232,33 @@ class _TrainLoader(_Loader):
         dataset: _Batches,
         sampler: TrainBatches,
         batches_done: Callable[[], int],
+        goes_round: Callable[[], bool],
         copies: Copies[Any] | None = None,
         **arguments: Any,
     ) -> None:
         arguments["worker_init_fn"] = partial(start_worker, arguments.get("worker_init_fn"))
         super().__init__(dataset, sampler=sampler, batch_size=None, generator=torch.Generator(), **arguments)
         self.batches_done = batches_done
+        self.goes_round = goes_round
         self.copies = copies
+        self._read = (-1, 0)  # an epoch, and how many times this loader has been read to its end in it
 
     @property
     def _index_sampler(self) -> Any:
         return _Seeded(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        self.sampler.first_batch = self.batches_done()
+        done, whole = self.batches_done(), len(self.sampler)
+        epoch, times = self._read
+        if done and epoch == self.sampler.epoch:
+            done = times * whole  # Lightning's counter lags behind where it fetches ahead
+        elif done >= whole and not self.goes_round():
+            return
+        self.sampler.first_batch = done
         self.generator.manual_seed(_epoch_seed(self.sampler))  # of the workers, until they get their first batch
         batches = super().__iter__()
         yield from batches if self.copies is None else ahead(batches, self.copies)
+        self._read = (self.sampler.epoch, done // whole + 1)
 
     # Lightning calls these two for a run that resumes inside an epoch. Its own counter of batches, which
     # `batches_done` reads, says where; that place must be the same in the data.
@@ -270,7 +287,7 @@ class _Seeded:
 
 def _epoch_seed(sampler: TrainBatches, of: str | None = None) -> int:
     """By default of the sampler's rank."""
-    return random.Random(f"{sampler.seed}/{sampler.epoch}/{of or sampler.rank}").getrandbits(62)
+    return random.Random(f"{sampler.order_key}/{of or sampler.rank}").getrandbits(62)
 
 
 def _named(noted: NDArray[np.int64] | list[int]) -> str:

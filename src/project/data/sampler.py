@@ -71,7 +71,15 @@ class TrainBatches(_RankBatches):
         super().__init__(length, rank, num_replicas, seed, shuffle)
         self.global_batch_size = global_batch_size
         self.batches_per_step = batches_per_step
-        self.first_batch = 0  # where the next iteration starts; above 0 if a run resumes inside an epoch
+        # Where the next iteration starts; above 0 if a run resumes inside an epoch. With a full epoch's batches and
+        # more a further round begins, of a loader that Lightning goes through several times beside a longer one.
+        self.first_batch = 0
+
+    @property
+    def order_key(self) -> str:
+        """What the order of the samples is drawn from."""
+        rounds = self.first_batch // len(self)
+        return f"{self.seed}/{self.epoch}" + (f"+{rounds}" if rounds else "")
 
     def __len__(self) -> int:
         steps = self.length // (self.global_batch_size * self.batches_per_step)
@@ -80,7 +88,7 @@ class TrainBatches(_RankBatches):
     def __iter__(self) -> Iterator[Tensor]:  # type: ignore[override]
         order = self._order()
         share = self.global_batch_size // self.num_replicas
-        for batch in range(self.first_batch, len(self)):
+        for batch in range(self.first_batch % len(self), len(self)):
             start = batch * self.global_batch_size + self.rank * share
             yield order[start : start + share]
 
@@ -112,7 +120,7 @@ class TrainBatches(_RankBatches):
         if not self.shuffle:
             return torch.arange(self.length)
         # Hashed, because seed + epoch would give seed 0 in epoch 1 the order of seed 1 in epoch 0.
-        mixed = random.Random(f"{self.seed}/{self.epoch}").getrandbits(32)
+        mixed = random.Random(self.order_key).getrandbits(32)
         return torch.randperm(self.length, generator=torch.Generator().manual_seed(mixed))
 
 
