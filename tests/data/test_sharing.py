@@ -9,7 +9,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.utilities import CombinedLoader
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from project.data.sharing import share
 
@@ -126,6 +126,53 @@ def test_own_sampler_is_left_alone_on_one_rank_and_refused_on_two() -> None:
     assert torch.cat(list(shared(datamodule).train_dataloader())).tolist() == list(range(21, -1, -1))
     with pytest.raises(ValueError, match="Plain: the sampler Backwards .* each of the 2 ranks all samples"):
         shared(Plain(sampler=Backwards(), shuffle=False), 0, 2).train_dataloader()
+
+
+class OfBatches(L.LightningDataModule):
+    """What torch makes of batch_size, shuffle and drop_last, written out."""
+
+    def train_dataloader(self) -> Any:
+        samples = range(22)
+        return DataLoader(samples, batch_sampler=BatchSampler(RandomSampler(samples), 4, True))  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> Any:
+        samples = range(22)
+        return DataLoader(samples, batch_sampler=BatchSampler(SequentialSampler(samples), 4, False))  # type: ignore[arg-type]
+
+
+def test_batch_sampler_of_torch_is_shared_like_a_batch_size() -> None:
+    ranks = [shared(OfBatches(), rank, 2) for rank in range(2)]
+    steps = zip(*(rank.train_dataloader() for rank in ranks), strict=True)
+    assert [torch.cat(shares).tolist() for shares in steps] == train_batches(1)
+    read = [torch.cat(list(rank.val_dataloader())).tolist() for rank in ranks]
+    assert sorted(chain.from_iterable(read)) == list(range(22))
+
+
+class Pairs:
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[0, 1], [2, 3]])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            {"batch_size": 1, "batch_sampler": Pairs()},
+            "the batch_sampler Pairs of a loader .* give the loader a batch_",
+        ),
+        (
+            {"batch_size": 1, "batch_sampler": BatchSampler(RandomSampler(range(22), num_samples=8), 4, False)},
+            "the sampler RandomSampler of a loader .* as sampler=",
+        ),
+        ({"batch_size": None}, "the batch_size=None of a loader .* let the dataset return single samples"),
+    ],
+)
+def test_batches_of_another_kind_are_left_alone_on_one_rank_and_refused_on_two(
+    arguments: dict[str, Any], told: str
+) -> None:
+    assert type(shared(Plain(shuffle=False, **arguments)).train_dataloader()) is DataLoader
+    with pytest.raises(ValueError, match=f"^Plain: {told}"):
+        shared(Plain(shuffle=False, **arguments), 0, 2).train_dataloader()
 
 
 def test_iterable_dataset_is_refused_on_two_ranks() -> None:

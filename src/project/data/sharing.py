@@ -67,41 +67,51 @@ class _Shared(L.LightningDataModule):
 
     def _train(self, loader: DataLoader[Any], number: int) -> DataLoader[Any]:
         """`number`: of the loader among those that training reads together."""
-        if not self._can_share(loader):
+        batches = self._plain_batches(loader)
+        if batches is None:
             return loader
-        assert loader.batch_size is not None
-        shuffle = isinstance(loader.sampler, RandomSampler)
+        shuffle = isinstance(batches.sampler, RandomSampler)
         arguments = _arguments(loader) | {"persistent_workers": loader.persistent_workers}
         dataset = cast("MapDataset", loader.dataset)
         # With one seed, the samples of two loaders of one length would meet in the same pairs in every epoch.
         seed = random.Random(f"{self._seed}/{number}").getrandbits(32) if number else self._seed
-        return train_loader(dataset, loader.collate_fn, loader.batch_size, seed, shuffle, self.trainer, **arguments)
+        return train_loader(dataset, loader.collate_fn, batches.batch_size, seed, shuffle, self.trainer, **arguments)
 
     def _evaluation(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        if not self._can_share(loader):
+        batches = self._plain_batches(loader)
+        if batches is None:
             return loader
-        assert loader.batch_size is not None
         dataset = cast("MapDataset", loader.dataset)
-        return evaluation_loader(dataset, loader.collate_fn, loader.batch_size, self.trainer, **_arguments(loader))
+        return evaluation_loader(dataset, loader.collate_fn, batches.batch_size, self.trainer, **_arguments(loader))
 
-    def _can_share(self, loader: DataLoader[Any]) -> bool:
-        """Whether the loader is torch's plain one, whose samples can be shared by index.
+    def _plain_batches(self, loader: DataLoader[Any]) -> BatchSampler | None:
+        """What batches the loader makes, if it is torch's plain one, whose samples can be shared by index.
 
         Raises:
             ValueError: It is not, and several ranks would each read all of its samples.
         """
         _, num_replicas = place(self.trainer)
         iterable = isinstance(loader.dataset, IterableDataset)
+        batches: Any = loader.batch_sampler  # given one, a loader has a sampler that it doesn't use
         plain = (
             not iterable
-            and type(loader.sampler) in (RandomSampler, SequentialSampler)
-            and type(loader.batch_sampler) is BatchSampler
-            and getattr(loader.sampler, "replacement", False) is False
+            and type(batches) is BatchSampler
+            and type(batches.sampler) in (RandomSampler, SequentialSampler)
+            and getattr(batches.sampler, "replacement", False) is False
+            and len(batches.sampler) == len(cast("MapDataset", loader.dataset))
         )
         if plain or num_replicas == 1 or isinstance(loader.sampler, DistributedSampler):
-            return plain
-        what = "iterable dataset" if iterable else f"sampler {type(loader.sampler).__name__}"
-        remedy = "give it __len__ and __getitem__" if iterable else "derive the sampler from torch's DistributedSampler"
+            return batches if plain else None
+        if iterable:
+            what, remedy = "iterable dataset", "give it __len__ and __getitem__"
+        elif batches is None:
+            what, remedy = "batch_size=None", "let the dataset return single samples, and give the loader a batch_size"
+        elif type(batches) is BatchSampler:
+            what = f"sampler {type(batches.sampler).__name__}"
+            remedy = "derive the sampler from torch's DistributedSampler and give it to the loader as sampler="
+        else:
+            what = f"batch_sampler {type(batches).__name__}"
+            remedy = "give the loader a batch_size, and a sampler derived from torch's DistributedSampler"
         raise ValueError(
             f"{type(self).__name__}: the {what} of a loader would give each of the {num_replicas} ranks all samples: "
             f"{remedy}, or type trainer.devices=1"
