@@ -9,6 +9,7 @@ import pytest
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from project.data import workers
+from project.data.loaders import evaluation_loader
 from project.data.workers import LostWorkerError, WorkersIterator, lost_worker
 
 FAILS = """
@@ -104,3 +105,18 @@ def test_the_thread_that_pins_batches_tells_of_a_worker_that_died(
     iterator._workers = [SimpleNamespace(pid=7, exitcode=exit_code, sentinel=0)]
     with pytest.raises(error, match=told):
         iterator._get_data()
+
+
+class Ends:
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5:
+            raise StopIteration
+        return index
+
+
+def test_a_sample_that_raises_stop_iteration_does_not_end_the_epoch() -> None:
+    with pytest.raises(RuntimeError, match="StopIteration was raised while sample 5 of Ends was read"):
+        list(evaluation_loader(Ends(), list, 2, None))

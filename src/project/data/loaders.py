@@ -186,6 +186,11 @@ class _Batches(Dataset[Any]):
                     fetched.append(self.samples[index])
                 noted[: len(indices)] = indices[:16]
             batch = self.collate_fn(fetched) if isinstance(fetched, list) else fetched
+        except StopIteration as error:  # which would end the epoch of this rank, and leave the others waiting
+            raise RuntimeError(
+                f"StopIteration was raised while {_named(noted)} of {type(self.samples).__name__} was read: only an "
+                "iterator may raise it"
+            ) from error
         except Exception as error:
             error.add_note(f"This happened while {_named(noted)} of {type(self.samples).__name__} was read.")
             raise
