@@ -175,6 +175,23 @@ def test_batches_of_another_kind_are_left_alone_on_one_rank_and_refused_on_two(
         shared(Plain(shuffle=False, **arguments), 0, 2).train_dataloader()
 
 
+class Taking(Plain):
+    def __init__(self, batch_size: int) -> None:
+        super().__init__(3, batch_size=batch_size)
+
+
+def test_advice_is_what_the_class_takes() -> None:
+    with pytest.raises(ValueError, match="fewer than batch_size=4: give the loader a batch_size of 3 or less"):
+        shared(Plain(3)).train_dataloader()
+    with pytest.raises(ValueError, match=r"fewer than data.batch_size=4: type data.batch_size=3 or less"):
+        shared(Taking(4)).train_dataloader()
+
+
+def test_empty_dataset_of_an_evaluation_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^the dataset of Plain.val_dataloader is empty"):
+        shared(Plain(0, shuffle=False)).val_dataloader()
+
+
 def test_iterable_dataset_is_refused_on_two_ranks() -> None:
     datamodule = Plain(shuffle=False)
     datamodule.samples = Stream()  # type: ignore[assignment]

@@ -54,17 +54,19 @@ def train_loader(
     shuffle: bool,
     trainer: L.Trainer | None,
     prefetch_to_device: bool = False,
+    is_typed: bool = True,
     **arguments: Any,
 ) -> DataLoader[Any]:
     """The rank's shares of global batches of `batch_size`; see `TrainBatches`.
 
-    With `prefetch_to_device` each batch is on its way to a CUDA device while the one before is computed on.
+    With `prefetch_to_device` each batch is on its way to a CUDA device while the one before is computed on. Without
+    `is_typed` nobody is told to type `data.batch_size`.
     """
     rank, num_replicas = place(trainer)
     # A run that overfits some batches must meet the same ones in every epoch.
     shuffle = shuffle and not getattr(trainer, "overfit_batches", 0)
     batches_per_step = getattr(trainer, "accumulate_grad_batches", 1)
-    sampler = TrainBatches(len(dataset), batch_size, rank, num_replicas, seed, shuffle, batches_per_step)
+    sampler = TrainBatches(len(dataset), batch_size, rank, num_replicas, seed, shuffle, batches_per_step, is_typed)
     copies = None
     if prefetch_to_device and trainer is not None and trainer.strategy.root_device.type == "cuda":
         copies = CudaCopies(trainer.strategy.root_device)
@@ -80,10 +82,15 @@ def train_loader(
 
 
 def evaluation_loader(
-    dataset: MapDataset, collate_fn: CollateFn, batch_size: int, trainer: L.Trainer | None, **arguments: Any
+    dataset: MapDataset,
+    collate_fn: CollateFn,
+    batch_size: int,
+    trainer: L.Trainer | None,
+    name: str = "the set",
+    **arguments: Any,
 ) -> DataLoader[Any]:
     """Every sample exactly once over all ranks; see `EvaluationBatches`."""
-    sampler = EvaluationBatches(len(dataset), batch_size, *place(trainer))
+    sampler = EvaluationBatches(len(dataset), batch_size, *place(trainer), name)
     arguments["worker_init_fn"] = partial(start_worker, arguments.get("worker_init_fn"))
     batches = _Batches(dataset, collate_fn, arguments.get("num_workers", 0))
     return _Loader(batches, sampler=sampler, batch_size=None, **arguments)

@@ -1,8 +1,9 @@
 """Any LightningDataModule's loaders, shared over the ranks as this package's own data modules do it."""
 
 import copy
+import inspect
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from itertools import count
 from typing import Any, cast
 
@@ -42,7 +43,7 @@ def _shared(hook: str) -> Callable[[L.LightningDataModule], Any]:
     def dataloader(self: Any) -> Any:
         loaders = getattr(super(type(self), self), hook)()
         if hook != HOOKS[0]:
-            return _each(loaders, self._evaluation)
+            return _each(loaders, lambda loader: self._evaluation(loader, hook))
         numbers = count()
         return _each(loaders, lambda loader: self._train(loader, next(numbers)))
 
@@ -72,17 +73,20 @@ class _Shared(L.LightningDataModule):
             return loader
         shuffle = isinstance(batches.sampler, RandomSampler)
         arguments = _arguments(loader) | {"persistent_workers": loader.persistent_workers}
+        arguments["is_typed"] = "batch_size" in inspect.signature(type(self)).parameters
         dataset = cast("MapDataset", loader.dataset)
         # With one seed, the samples of two loaders of one length would meet in the same pairs in every epoch.
         seed = random.Random(f"{self._seed}/{number}").getrandbits(32) if number else self._seed
         return train_loader(dataset, loader.collate_fn, batches.batch_size, seed, shuffle, self.trainer, **arguments)
 
-    def _evaluation(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+    def _evaluation(self, loader: DataLoader[Any], hook: str) -> DataLoader[Any]:
         batches = self._plain_batches(loader)
         if batches is None:
             return loader
         dataset = cast("MapDataset", loader.dataset)
-        return evaluation_loader(dataset, loader.collate_fn, batches.batch_size, self.trainer, **_arguments(loader))
+        name = f"the dataset of {type(self).__name__}.{hook}"
+        arguments = _arguments(loader)
+        return evaluation_loader(dataset, loader.collate_fn, batches.batch_size, self.trainer, name, **arguments)
 
     def _plain_batches(self, loader: DataLoader[Any]) -> BatchSampler | None:
         """What batches the loader makes, if it is torch's plain one, whose samples can be shared by index.
@@ -98,7 +102,7 @@ class _Shared(L.LightningDataModule):
             and type(batches) is BatchSampler
             and type(batches.sampler) in (RandomSampler, SequentialSampler)
             and getattr(batches.sampler, "replacement", False) is False
-            and len(batches.sampler) == len(cast("MapDataset", loader.dataset))
+            and len(cast("Sized", batches.sampler)) == len(cast("Sized", loader.dataset))
         )
         if plain or num_replicas == 1 or isinstance(loader.sampler, DistributedSampler):
             return batches if plain else None
