@@ -89,8 +89,37 @@ def test_evaluation_step_reads_the_same_samples_on_any_number_of_ranks(num_repli
 
 
 def test_evaluation_refuses_more_ranks_than_samples() -> None:
-    with pytest.raises(ValueError, match=r"3 samples can't be spread over 4 ranks: type trainer.devices=3 or"):
+    with pytest.raises(ValueError, match=r"the set: 3 samples can't be spread over 4 ranks: type trainer.devices=3 or"):
         EvaluationBatches(3, 8, 0, 4)
+
+
+def test_an_empty_set_of_an_evaluation_is_named() -> None:
+    with pytest.raises(ValueError, match="^the val set is empty: check the path and the filters of your data$"):
+        EvaluationBatches(0, 8, 0, 1, "the val set")
+
+
+@pytest.mark.parametrize(
+    ("length", "batch_size", "told"),
+    [
+        (100, 30, "^batch_size=30 is .* equally: give the loader a batch_size of 28 or 32$"),
+        (
+            10,
+            12,
+            "^the train set holds 10 samples, fewer than batch_size=12: give the loader a batch_size of 8 or less$",
+        ),
+    ],
+)
+def test_nobody_is_told_to_type_what_their_class_does_not_take(length: int, batch_size: int, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        TrainBatches(length, batch_size, 0, 4, seed=0, is_typed=False)
+
+
+def test_batches_that_cant_change_are_told_as_the_loader_has_them() -> None:
+    saved = TrainBatches(40, 8, 0, 1, seed=0).state_dict()
+    with pytest.raises(ValueError, match=r"^batch_size=4 differs from the run's 8, .*: give the loader what it had$"):
+        TrainBatches(40, 4, 0, 1, seed=0, is_typed=False).check(saved)
+    with pytest.raises(ValueError, match=r"^data.batch_size=4 differs .*: type data.batch_size=8$"):
+        TrainBatches(40, 4, 0, 1, seed=0).check(saved)
 
 
 def test_an_empty_train_set_is_told() -> None:

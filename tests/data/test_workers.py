@@ -9,6 +9,7 @@ import pytest
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from project.data import workers
+from project.data.loaders import evaluation_loader
 from project.data.workers import LostWorkerError, WorkersIterator, lost_worker
 
 FAILS = """
@@ -57,6 +58,8 @@ def test_workers_that_are_still_there_do_not_keep_a_process_from_ending() -> Non
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "killed, as Linux does where memory runs out"),
         ("os._exit(7)", "exit code 7: type data.num_workers=0"),
+        ("raise SystemExit(4)", "exit code 4: type data.num_workers=0"),
+        ("raise KeyboardInterrupt", "exit code 0: type data.num_workers=0"),
     ],
 )
 def test_what_a_worker_read_that_died_is_told(dies_by: str, told: str) -> None:
@@ -104,3 +107,41 @@ def test_the_thread_that_pins_batches_tells_of_a_worker_that_died(
     iterator._workers = [SimpleNamespace(pid=7, exitcode=exit_code, sentinel=0)]
     with pytest.raises(error, match=told):
         iterator._get_data()
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "error", "told"),
+    [(0, LostWorkerError, "exit code 0"), (4, LostWorkerError, "exit code 4"), (None, FileNotFoundError, "no such")],
+)
+def test_a_worker_that_left_in_order_with_a_batch_is_told_of(
+    exit_code: int | None, error: type[Exception], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes with it the socket at which its batch was to be fetched."""
+
+    def fail(*_: Any) -> NoReturn:
+        raise FileNotFoundError("no such file")
+
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_try_get_data", fail)
+    worker = SimpleNamespace(pid=7, exitcode=None, sentinel=0)
+    worker.join = lambda *_: setattr(worker, "exitcode", exit_code)  # known a moment after the sentinel tells
+    monkeypatch.setattr(workers, "wait", lambda *_, **__: [] if exit_code is None else [0])
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter, "__del__", lambda _: None)
+    iterator: Any = WorkersIterator.__new__(WorkersIterator)
+    iterator._workers = [worker]
+    with pytest.raises(error, match=told):
+        iterator._try_get_data()
+
+
+class Ends:
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5:
+            raise StopIteration
+        return index
+
+
+def test_a_sample_that_raises_stop_iteration_does_not_end_the_epoch() -> None:
+    with pytest.raises(RuntimeError, match="StopIteration was raised while sample 5 of Ends was read"):
+        list(evaluation_loader(Ends(), list, 2, None))

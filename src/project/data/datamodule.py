@@ -115,7 +115,10 @@ class DataModule(L.LightningDataModule):
 
     def _evaluation_loader(self, split: str) -> DataLoader[Any]:
         dataset = self._dataset(split)
-        return evaluation_loader(dataset, self.collate_fn, self.batch_size, self.trainer, **self._loader_arguments())
+        arguments = self._loader_arguments()
+        return evaluation_loader(
+            dataset, self.collate_fn, self.batch_size, self.trainer, f"the {split} set", **arguments
+        )
 
     def _loader_arguments(self) -> dict[str, Any]:
         return {

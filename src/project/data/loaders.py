@@ -54,17 +54,19 @@ def train_loader(
     shuffle: bool,
     trainer: L.Trainer | None,
     prefetch_to_device: bool = False,
+    is_typed: bool = True,
     **arguments: Any,
 ) -> DataLoader[Any]:
     """The rank's shares of global batches of `batch_size`; see `TrainBatches`.
 
-    With `prefetch_to_device` each batch is on its way to a CUDA device while the one before is computed on.
+    With `prefetch_to_device` each batch is on its way to a CUDA device while the one before is computed on. Without
+    `is_typed` nobody is told to type `data.batch_size`.
     """
     rank, num_replicas = place(trainer)
     # A run that overfits some batches must meet the same ones in every epoch.
     shuffle = shuffle and not getattr(trainer, "overfit_batches", 0)
     batches_per_step = getattr(trainer, "accumulate_grad_batches", 1)
-    sampler = TrainBatches(len(dataset), batch_size, rank, num_replicas, seed, shuffle, batches_per_step)
+    sampler = TrainBatches(len(dataset), batch_size, rank, num_replicas, seed, shuffle, batches_per_step, is_typed)
     copies = None
     if prefetch_to_device and trainer is not None and trainer.strategy.root_device.type == "cuda":
         copies = CudaCopies(trainer.strategy.root_device)
@@ -73,16 +75,22 @@ def train_loader(
         _Batches(dataset, collate_fn, arguments.get("num_workers", 0)),
         sampler,
         lambda: _batches_done(trainer),
+        lambda: _goes_round(trainer),
         copies,
         **arguments,
     )
 
 
 def evaluation_loader(
-    dataset: MapDataset, collate_fn: CollateFn, batch_size: int, trainer: L.Trainer | None, **arguments: Any
+    dataset: MapDataset,
+    collate_fn: CollateFn,
+    batch_size: int,
+    trainer: L.Trainer | None,
+    name: str = "the set",
+    **arguments: Any,
 ) -> DataLoader[Any]:
     """Every sample exactly once over all ranks; see `EvaluationBatches`."""
-    sampler = EvaluationBatches(len(dataset), batch_size, *place(trainer))
+    sampler = EvaluationBatches(len(dataset), batch_size, *place(trainer), name)
     arguments["worker_init_fn"] = partial(start_worker, arguments.get("worker_init_fn"))
     batches = _Batches(dataset, collate_fn, arguments.get("num_workers", 0))
     return _Loader(batches, sampler=sampler, batch_size=None, **arguments)
@@ -117,6 +125,12 @@ def _batches_done(trainer: L.Trainer | None) -> int:
     if epochs.ready == epochs.processed:
         return 0  # between two epochs
     return trainer.fit_loop.epoch_loop.batch_progress.current.ready
+
+
+def _goes_round(trainer: L.Trainer | None) -> bool:
+    """Whether a loader begins again where one beside it is longer; else it is at its end."""
+    combined = trainer.fit_loop._combined_loader if trainer is not None else None
+    return combined is not None and combined._mode == "max_size_cycle"
 
 
 class TrainingBatch(NamedTuple):
@@ -179,6 +193,11 @@ class _Batches(Dataset[Any]):
                     fetched.append(self.samples[index])
                 noted[: len(indices)] = indices[:16]
             batch = self.collate_fn(fetched) if isinstance(fetched, list) else fetched
+        except StopIteration as error:  # which would end the epoch of this rank, and leave the others waiting
+            raise RuntimeError(
+                f"StopIteration was raised while {_named(noted)} of {type(self.samples).__name__} was read: only an "
+                "iterator may raise it"
+            ) from error
         except Exception as error:
             error.add_note(f"This happened while {_named(noted)} of {type(self.samples).__name__} was read.")
             raise
@@ -225,23 +244,33 @@ class _TrainLoader(_Loader):
         dataset: _Batches,
         sampler: TrainBatches,
         batches_done: Callable[[], int],
+        goes_round: Callable[[], bool],
         copies: Copies[Any] | None = None,
         **arguments: Any,
     ) -> None:
         arguments["worker_init_fn"] = partial(start_worker, arguments.get("worker_init_fn"))
         super().__init__(dataset, sampler=sampler, batch_size=None, generator=torch.Generator(), **arguments)
         self.batches_done = batches_done
+        self.goes_round = goes_round
         self.copies = copies
+        self._read = (-1, 0)  # an epoch, and how many times this loader has been read to its end in it
 
     @property
     def _index_sampler(self) -> Any:
         return _Seeded(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        self.sampler.first_batch = self.batches_done()
+        done, whole = self.batches_done(), len(self.sampler)
+        epoch, times = self._read
+        if done and epoch == self.sampler.epoch:
+            done = times * whole  # Lightning's counter lags behind where it fetches ahead
+        elif done >= whole and not self.goes_round():
+            return
+        self.sampler.first_batch = done
         self.generator.manual_seed(_epoch_seed(self.sampler))  # of the workers, until they get their first batch
         batches = super().__iter__()
         yield from batches if self.copies is None else ahead(batches, self.copies)
+        self._read = (self.sampler.epoch, done // whole + 1)
 
     # Lightning calls these two for a run that resumes inside an epoch. Its own counter of batches, which
     # `batches_done` reads, says where; that place must be the same in the data.
@@ -270,7 +299,7 @@ class _Seeded:
 
 def _epoch_seed(sampler: TrainBatches, of: str | None = None) -> int:
     """By default of the sampler's rank."""
-    return random.Random(f"{sampler.seed}/{sampler.epoch}/{of or sampler.rank}").getrandbits(62)
+    return random.Random(f"{sampler.order_key}/{of or sampler.rank}").getrandbits(62)
 
 
 def _named(noted: NDArray[np.int64] | list[int]) -> str:

@@ -37,6 +37,9 @@ class TrainBatches(_RankBatches):
     Yields:
         Indices: (global_batch_size / num_replicas,) int64.
 
+    Args:
+        is_typed: Whether `data.batch_size` is a key to be typed; else it is that of a loader in the user's code.
+
     Raises:
         ValueError: The ranks can't share `global_batch_size` equally, or the set does not fill one batch.
     """
@@ -50,28 +53,38 @@ class TrainBatches(_RankBatches):
         seed: int,
         shuffle: bool = True,
         batches_per_step: int = 1,
+        is_typed: bool = True,
     ) -> None:
+        given = f"{'data.' if is_typed else ''}batch_size={global_batch_size}"
         if global_batch_size % num_replicas:
             below = global_batch_size // num_replicas * num_replicas
             choices = [size for size in (below, below + num_replicas) if size > 0]
             raise ValueError(
-                f"data.batch_size={global_batch_size} is the global batch size and {num_replicas} ranks "
-                f"can't share it equally: type {' or '.join(f'data.batch_size={size}' for size in choices)}"
+                f"{given} is the global batch size and {num_replicas} ranks can't share it equally: "
+                + _batch_sizes(is_typed, *choices)
             )
         if length == 0:
             raise ValueError("the train set is empty: check the path and the filters of your data")
         if length < global_batch_size * batches_per_step:
             largest = length // batches_per_step // num_replicas * num_replicas
-            remedy = f"data.batch_size={largest} or less" if largest else f"trainer.devices={max(length, 1)} or fewer"
-            per_step = f"{batches_per_step} batches of " if batches_per_step > 1 else ""
-            raise ValueError(
-                f"the train set holds {length} samples, fewer than {per_step}data.batch_size={global_batch_size}: "
-                f"type {remedy}"
+            remedy = (
+                f"{_batch_sizes(is_typed, largest)} or less" if largest else f"type trainer.devices={length} or fewer"
             )
+            per_step = f"{batches_per_step} batches of " if batches_per_step > 1 else ""
+            raise ValueError(f"the train set holds {_samples(length)}, fewer than {per_step}{given}: {remedy}")
         super().__init__(length, rank, num_replicas, seed, shuffle)
         self.global_batch_size = global_batch_size
         self.batches_per_step = batches_per_step
-        self.first_batch = 0  # where the next iteration starts; above 0 if a run resumes inside an epoch
+        self.is_typed = is_typed
+        # Where the next iteration starts; above 0 if a run resumes inside an epoch. With a full epoch's batches and
+        # more a further round begins, of a loader that Lightning goes through several times beside a longer one.
+        self.first_batch = 0
+
+    @property
+    def order_key(self) -> str:
+        """What the order of the samples is drawn from."""
+        rounds = self.first_batch // len(self)
+        return f"{self.seed}/{self.epoch}" + (f"+{rounds}" if rounds else "")
 
     def __len__(self) -> int:
         steps = self.length // (self.global_batch_size * self.batches_per_step)
@@ -80,7 +93,7 @@ class TrainBatches(_RankBatches):
     def __iter__(self) -> Iterator[Tensor]:  # type: ignore[override]
         order = self._order()
         share = self.global_batch_size // self.num_replicas
-        for batch in range(self.first_batch, len(self)):
+        for batch in range(self.first_batch % len(self), len(self)):
             start = batch * self.global_batch_size + self.rank * share
             yield order[start : start + share]
 
@@ -98,9 +111,11 @@ class TrainBatches(_RankBatches):
         own = self.state_dict()
         for name, key in (("global_batch_size", "data.batch_size"), ("seed", "seed"), ("shuffle", "data.shuffle")):
             if state_dict.get(name, own[name]) != own[name]:
+                is_typed = self.is_typed or key == "seed"
+                remedy = f"type {key}={state_dict[name]}" if is_typed else "give the loader what it had"
                 raise ValueError(
-                    f"{key}={own[name]} differs from the run's {state_dict[name]}, and an epoch that is under way "
-                    f"can't change its batches: type {key}={state_dict[name]}"
+                    f"{key if is_typed else key.removeprefix('data.')}={own[name]} differs from the run's "
+                    f"{state_dict[name]}, and an epoch that is under way can't change its batches: {remedy}"
                 )
         if state_dict.get("length", self.length) != self.length:
             raise ValueError(
@@ -112,7 +127,7 @@ class TrainBatches(_RankBatches):
         if not self.shuffle:
             return torch.arange(self.length)
         # Hashed, because seed + epoch would give seed 0 in epoch 1 the order of seed 1 in epoch 0.
-        mixed = random.Random(f"{self.seed}/{self.epoch}").getrandbits(32)
+        mixed = random.Random(self.order_key).getrandbits(32)
         return torch.randperm(self.length, generator=torch.Generator().manual_seed(mixed))
 
 
@@ -131,14 +146,23 @@ class EvaluationBatches(_RankBatches):
     Yields:
         Indices: (B,) int64, ascending.
 
+    Args:
+        name: Of the set, for errors.
+
     Raises:
         ValueError: There are fewer samples than ranks.
     """
 
-    def __init__(self, length: int, global_batch_size: int, rank: int, num_replicas: int) -> None:
+    def __init__(
+        self, length: int, global_batch_size: int, rank: int, num_replicas: int, name: str = "the set"
+    ) -> None:
+        if length == 0:
+            raise ValueError(f"{name} is empty: check the path and the filters of your data")
         if length < num_replicas:
-            remedy = f"type trainer.devices={length} or fewer" if length else "give it samples"
-            raise ValueError(f"{length} samples can't be spread over {num_replicas} ranks: {remedy}")
+            raise ValueError(
+                f"{name}: {_samples(length)} can't be spread over {num_replicas} ranks: "
+                f"type trainer.devices={length} or fewer"
+            )
         super().__init__(length, rank, num_replicas)
         self.steps = min(math.ceil(length / global_batch_size), length // num_replicas)
 
@@ -154,6 +178,16 @@ class EvaluationBatches(_RankBatches):
         start, stop = _near_equal_part(self.length, self.steps, step)
         first, last = _near_equal_part(stop - start, self.num_replicas, self.rank)
         return torch.arange(start + first, start + last)
+
+
+def _samples(number: int) -> str:
+    return f"{number} sample{'s' if number != 1 else ''}"
+
+
+def _batch_sizes(is_typed: bool, *choices: int) -> str:
+    if is_typed:
+        return f"type {' or '.join(f'data.batch_size={size}' for size in choices)}"
+    return f"give the loader a batch_size of {' or '.join(map(str, choices))}"
 
 
 def _near_equal_part(length: int, parts: int, index: int) -> tuple[int, int]:

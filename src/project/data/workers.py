@@ -83,6 +83,11 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             raise LostWorkerError(text) from error
         except (EOFError, ConnectionError) as error:  # a batch lies in memory that its worker must hand over
             raise LostWorkerError(self._lost()) from error
+        except FileNotFoundError as error:  # so it does, and its worker has ended in order, by SystemExit for one
+            text = self._lost()
+            if not self._ended():
+                raise
+            raise LostWorkerError(text) from error
         return got
 
     def _get_data(self) -> Any:
@@ -93,18 +98,25 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             if "Pin memory thread exited" not in str(error):
                 raise
             text = self._lost()
-            if text is None or not any(worker.exitcode for worker in self._workers):
+            if text is None or not self._ended():
                 raise
             raise LostWorkerError(text) from error
 
     def _lost(self) -> str | None:
         """The sentence of a worker that is about to end."""
-        wait([worker.sentinel for worker in self._workers], timeout=GONE_WITHIN_S)
-        gone = [worker for worker in self._workers if worker.exitcode] or self._workers
+        ending = wait([worker.sentinel for worker in self._workers], timeout=GONE_WITHIN_S)
+        for worker in self._workers:
+            if worker.sentinel in ending:
+                worker.join(GONE_WITHIN_S)  # its exit code comes a moment after its sentinel
+        gone = self._ended() or self._workers
         return lost_worker(f"DataLoader worker (pid(s) {', '.join(str(w.pid) for w in gone)}) is gone", self._cause())
 
+    def _ended(self) -> list[Any]:
+        """The workers that are gone, while all are wanted: with code 0, too, which a KeyboardInterrupt leaves."""
+        return [worker for worker in self._workers if worker.exitcode is not None]
+
     def _cause(self) -> str | None:
-        codes = [worker.exitcode for worker in self._workers if worker.exitcode]
+        codes = [worker.exitcode for worker in self._ended()]
         if not codes:
             return None
         return signal.strsignal(-codes[0]) if codes[0] < 0 else f"exit code {codes[0]}"
