@@ -76,12 +76,12 @@ def test_it_says_what_was_done_and_the_changes_are_its_own(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     monkeypatch.setattr(rename, "ROOT", tmp_path / "root")
-    monkeypatch.setattr(sys, "argv", ["rename", "my_lab", str(tmp_path / "copy"), "--without-examples"])
+    monkeypatch.setattr(sys, "argv", ["rename", f"{old}_copy", str(tmp_path / "copy"), "--without-examples"])
     rename.main()
     told = f"3 files copied to {tmp_path / 'copy'} and 2 of the examples left out; "
-    assert f"{told}in 2 of them {old} became my_lab. Next:\n" in capsys.readouterr().out
+    assert f"{told}in 2 of them {old} became {old}_copy. Next:\n" in capsys.readouterr().out
     assert "What the template did" not in (tmp_path / "copy" / "CHANGELOG.md").read_text()
-    assert (tmp_path / "copy" / "src" / "my_lab" / LEFT_OUT).is_file()
+    assert (tmp_path / "copy" / "src" / f"{old}_copy" / LEFT_OUT).is_file()
 
 
 def test_no_settings_speak_of_notebooks_that_are_not_there() -> None:
