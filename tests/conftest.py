@@ -17,7 +17,9 @@ from typing import IO
 
 import psutil
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 
+from composing import Compose, compose_config
 from interpreters import WarmInterpreter, is_alive, start_fresh
 
 SLURM_SCRIPT = Path(__file__).parent / "cluster" / "slurm.sh"
@@ -91,6 +93,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 known: set[psutil.Process] = set()  # of former tests too: while a process ends, Linux may leave others out of the list
+
+
+@pytest.fixture(scope="session")
+def compose() -> Iterator[Compose]:
+    """``compose("optimizer=sgd", name="train")``: the config of a command with these overrides."""
+    yield compose_config
+    GlobalHydra.instance().clear()
 
 
 @pytest.fixture(autouse=True)
@@ -275,7 +284,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """
     from hydra import compose, initialize_config_dir
 
-    from project.launch.composition import config_folder, register_resolvers
+    from project.config.composition import config_folder, register_resolvers
     from project.launch.job import run_job
 
     outputs = tmp_path_factory.mktemp("outputs")

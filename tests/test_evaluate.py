@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from comparison import Run
 from faults.noisy import NoisyModel
+from project.config.from_checkpoint import compose_from_checkpoint
 from project.errors import UserError
-from project.launch.from_checkpoint import compose_from_checkpoint
 
 pytestmark = pytest.mark.slow
 

@@ -20,10 +20,10 @@ from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
 from comparison import Run
-from launch.conftest import compose_config
+from composing import compose_config
+from project.config import preflight
+from project.config.composition import config_folder
 from project.errors import UserError
-from project.launch import preflight
-from project.launch.composition import config_folder
 from project.sweep.plugins import register_plugins
 from project.sweep.space import space_of
 from readme_commands import FENCE, README, Shown, commands, overrides, python_files

@@ -126,7 +126,7 @@ def test_the_renamed_copy_passes_its_tests_and_trains(tmp_path: Path) -> None:
     python = str(tmp_path / "venv" / "bin" / "python")
     install = ["--python", python, "install", "--quiet", "--no-deps", "--no-build-isolation", "--editable", str(copied)]
     subprocess.run([sys.executable, "-m", "pip", *install], check=True)
-    some = ["tests/test_errors.py", "tests/launch/test_composition.py", "tests/launch/test_build.py", "tests/checkup"]
+    some = ["tests/test_errors.py", "tests/config/test_composition.py", "tests/config/test_build.py", "tests/checkup"]
     some.append("tests/test_rename.py")
     tests = [python, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *some]
     tested = subprocess.run(tests, cwd=copied, capture_output=True, text=True, check=False)

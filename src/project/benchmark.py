@@ -18,8 +18,8 @@ from project.launch.run import Outcome, Run
 def benchmark(config: dict[str, Any], run: Run) -> Outcome:
     """Measure one comparison after the other, each side in fresh processes; then show and write the results."""
     from project.benchmarking import report
+    from project.config.build import locate
     from project.errors import UserError
-    from project.launch.build import locate
 
     for name in (signal.SIGTERM, signal.SIGHUP):  # unwind, which ends the process that is being measured
         signal.signal(name, lambda number, _: sys.exit(128 + number))

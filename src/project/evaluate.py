@@ -7,9 +7,9 @@ python -m project.evaluate ckpt_path=<run folder>/checkpoints/last.ckpt data.bat
 
 from typing import Any
 
+from project.config.from_checkpoint import compose_from_checkpoint
 from project.errors import UserError
 from project.launch.cli import command
-from project.launch.from_checkpoint import compose_from_checkpoint
 from project.launch.run import Outcome, Run
 
 
@@ -18,14 +18,14 @@ def evaluate(config: dict[str, Any], run: Run) -> Outcome:
     import lightning as L
 
     from project.compression.quantization import quantization
+    from project.config.build import build
     from project.data.sharing import share
-    from project.launch.build import build
-    from project.launch.capabilities import untestable
-    from project.launch.checkpoint import loading
-    from project.launch.loops import install_evaluation
-    from project.launch.progress_display import shows_bar
     from project.launch.rank import cluster_environment
     from project.launch.run_folder import write_metrics
+    from project.training.capabilities import untestable
+    from project.training.checkpoint import loading
+    from project.training.loops import install_evaluation
+    from project.training.progress_display import shows_bar
 
     L.seed_everything(config["seed"], workers=True, verbose=False)
     datamodule = build(config, "data")

@@ -7,9 +7,9 @@ python -m project.predict ckpt_path=<run folder>/checkpoints/best.ckpt format=pa
 
 from typing import Any
 
+from project.config.from_checkpoint import compose_from_checkpoint
 from project.errors import UserError
 from project.launch.cli import command
-from project.launch.from_checkpoint import compose_from_checkpoint
 from project.launch.run import Outcome, Run
 
 
@@ -18,14 +18,14 @@ def predict(config: dict[str, Any], run: Run) -> Outcome:
     import lightning as L
 
     from project.compression.quantization import quantization
+    from project.config.build import build
     from project.data.sharing import share
-    from project.launch.build import build
-    from project.launch.capabilities import batch_noted, forward_explained, unpredicting
-    from project.launch.checkpoint import loading
-    from project.launch.predictions import PredictionWriter
-    from project.launch.progress_display import shows_bar
     from project.launch.rank import cluster_environment
     from project.launch.run_folder import write_metrics
+    from project.training.capabilities import batch_noted, forward_explained, unpredicting
+    from project.training.checkpoint import loading
+    from project.training.predictions import PredictionWriter
+    from project.training.progress_display import shows_bar
 
     L.seed_everything(config["seed"], workers=True, verbose=False)
     datamodule = build(config, "data")

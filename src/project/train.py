@@ -7,10 +7,10 @@ python -m project.train resume=outputs/digits_mlp/2026-01-01_12-00-00
 
 from typing import Any
 
+from project.config.secrets import masked
 from project.launch.cli import command
 from project.launch.resume import compose_resumed, continue_curves, resume_point
 from project.launch.run import Outcome, Run
-from project.launch.secrets import masked
 
 
 def train(config: dict[str, Any], run: Run) -> Outcome:
@@ -18,18 +18,19 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
     # Lightning takes seconds to import and is not needed to print a config, so it is imported here.
     import lightning as L
 
+    from project.config.build import build, build_all
     from project.data.sharing import share
-    from project.launch.build import build, build_all
-    from project.launch.capabilities import batch_noted, untestable
-    from project.launch.checkpoint import best_checkpoint, loading
-    from project.launch.ending import ended_early
     from project.launch.full_disk import spare_curves
-    from project.launch.rank_states import RankStates
     from project.launch.run_folder import write_metrics
-    from project.launch.trainer import build_trainer
     from project.strategies.sharded_checkpoint import consolidate_all
     from project.sweep.pruning import was_pruned
     from project.tracking.hparams import select_hparams
+    from project.training.capabilities import batch_noted, untestable
+    from project.training.checkpoint import best_checkpoint, loading
+    from project.training.ending import ended_early
+    from project.training.outcome import outcome_of
+    from project.training.rank_states import RankStates
+    from project.training.trainer import build_trainer
 
     start = resume_point(run, config)
 
@@ -69,7 +70,7 @@ def train(config: dict[str, Any], run: Run) -> Outcome:
     for logger in loggers:
         if hasattr(logger, "finish_run"):
             logger.finish_run()
-    outcome = Outcome.of_training(trainer, metrics, best, config["monitor"], run, why)
+    outcome = outcome_of(trainer, metrics, best, config["monitor"], run, why)
     if trainer.is_global_zero:
         write_metrics(run.folder, outcome)
     return outcome

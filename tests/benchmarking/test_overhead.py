@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 from project.benchmarking import overhead
 from project.benchmarking.compare import Comparison
 from project.benchmarking.measure import Measured
-from project.launch.composition import config_folder, register_resolvers
-from project.launch.preflight import BENCHMARK_PARTS
+from project.config.composition import config_folder, register_resolvers
+from project.config.preflight import BENCHMARK_PARTS
 from project.launch.run import Run
 
 

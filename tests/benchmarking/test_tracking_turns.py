@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from launch.conftest import compose_config
+from composing import compose_config
 from project.benchmarking.measure import Contender, measure, whole_seconds
 from project.benchmarking.setup import training_config
 from project.benchmarking.task import Task

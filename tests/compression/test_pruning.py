@@ -10,9 +10,9 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
 from project.compression.pruning import Pruning
+from project.config.composition import config_folder
+from project.config.from_checkpoint import compose_from_checkpoint
 from project.errors import UserError
-from project.launch.composition import config_folder
-from project.launch.from_checkpoint import compose_from_checkpoint
 from project.launch.job import run_job
 from project.launch.resume import compose_resumed
 from project.launch.stopping import Stopped

@@ -43,7 +43,7 @@ def test_linear_layers_compute_nearly_the_same(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_trained_model_is_tested_and_evaluated_in_eight_bits_and_saved_in_full(run: Any, kind: str) -> None:
     pytest.importorskip("torchao")
-    from project.launch.from_checkpoint import compose_from_checkpoint
+    from project.config.from_checkpoint import compose_from_checkpoint
 
     quick = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false")
     folder, metrics = run(*quick, "callbacks=quantize", f"callbacks.quantize.kind={kind}")

@@ -12,12 +12,12 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
+from project.config.build import build
+from project.config.composition import config_folder, register_resolvers
 from project.data import CIFAR10, CIFAR100, MNIST, FashionMNIST
-from project.data.downloads import RemoteFile
 from project.data.mnist import read_idx
 from project.data.published import PublishedImages
-from project.launch.build import build
-from project.launch.composition import config_folder, register_resolvers
+from project.downloads import RemoteFile
 
 GENERATOR = np.random.default_rng(0)
 TRAIN, TEST = 40, 12

@@ -42,7 +42,7 @@ def train(folder: Path, *overrides: str) -> Outcome:
     """
     from hydra import compose, initialize_config_dir
 
-    from project.launch.composition import config_folder, register_resolvers
+    from project.config.composition import config_folder, register_resolvers
     from project.launch.job import run_job
     from project.launch.resume import compose_resumed
 

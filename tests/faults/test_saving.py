@@ -14,9 +14,9 @@ import torch
 
 from faults.noisy import NoisyData, NoisyModel
 from project.errors import UserError
-from project.launch.loops import install
-from project.launch.saving import BestCheckpoints, LastCheckpoint
 from project.strategies.checkpoint_files import CheckpointFiles, damage, newest, numbered, put, write_file
+from project.training.loops import install
+from project.training.saving import BestCheckpoints, LastCheckpoint
 
 
 def fit(folder: Path, *callbacks: L.Callback, **more: object) -> L.Trainer:

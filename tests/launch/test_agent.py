@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from project.cpu import usable_cores
 from project.errors import UserError
 from project.launch import agent
-from project.launch.cpu import usable_cores
 from project.launch.run import Outcome, Run
 from project.launch.stopping import Stopped
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import project
-from project.launch import cli, run_folder, start_up
+from project.launch import cli, early_interrupt, run_folder
 from project.launch.cli import flags_first
 
 
@@ -88,7 +88,7 @@ def test_one_rank_of_several_tells_of_ctrl_c(
     ],
 )
 def test_a_program_that_imports_the_project_is_no_command(program: str, expected: bool) -> None:
-    assert start_up.is_command(program) == expected
+    assert early_interrupt.is_command(program) == expected
 
 
 @pytest.mark.slow

@@ -6,9 +6,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from project.config.composition import config_folder, register_resolvers
 from project.errors import UserError
 from project.launch import devices
-from project.launch.composition import config_folder, register_resolvers
 
 
 @pytest.fixture(autouse=True)

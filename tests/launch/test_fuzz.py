@@ -9,11 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig
 
+from project.config import combinations, preflight
+from project.config.composition import check_choices, config_folder, explain, register_resolvers, walk
+from project.config.from_checkpoint import compose_from_checkpoint
+from project.config.unread_keys import check_added
 from project.errors import sentence
-from project.launch import combinations, job, preflight
-from project.launch.added import check_added
-from project.launch.composition import check_choices, config_folder, explain, register_resolvers, walk
-from project.launch.from_checkpoint import compose_from_checkpoint
+from project.launch import job
 from project.launch.resume import compose_resumed
 
 register_resolvers()

@@ -17,8 +17,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from project.launch import rank
 from project.launch.rank import Tee, rank_log
-from project.launch.seeding import seed_rank
 from project.launch.stopping import Stopped
+from project.training.seeding import seed_rank
 
 
 class Terminal(io.StringIO):

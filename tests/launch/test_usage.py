@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from project.config.composition import config_folder
 from project.launch import usage
-from project.launch.composition import config_folder
 from project.launch.usage import description, groups, is_asked_for
 
 PACKAGE = usage.__name__.partition(".")[0]

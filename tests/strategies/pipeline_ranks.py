@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from project.launch.checkpoint import ConfigInCheckpoint
 from project.launch.quiet import quiet_libraries
 from project.launch.rank import cluster_environment
-from project.launch.rank_states import RankStates
 from project.launch.run import Outcome, Run
 from project.models import ImageClassifier, LanguageModel
 from project.strategies.pipeline import PipelineStrategy
 from project.strategies.weight_averaging import WeightAveraging
 from project.tracking.curves import TrainingCurves
+from project.training.checkpoint import ConfigInCheckpoint
+from project.training.rank_states import RankStates
 
 Config = dict[str, Any]
 State = dict[str, Tensor]

@@ -23,18 +23,18 @@ from torch.distributed.tensor import DTensor
 from torchmetrics import SumMetric
 
 from project.data.datamodule import DataModule, TensorDataset
-from project.launch.checkpoint import ConfigInCheckpoint
 from project.launch.quiet import quiet_libraries
 from project.launch.rank import cluster_environment
-from project.launch.rank_states import RankStates
 from project.launch.run import Outcome, Run
-from project.launch.saving import save
 from project.models import ImageClassifier, LanguageModel
 from project.strategies import sharded_checkpoint
 from project.strategies.checkpoint_files import CheckpointFiles
 from project.strategies.sharded import ShardedStrategy
 from project.strategies.sharded_checkpoint import consolidate_all, gathered, save_sharded
 from project.tracking.curves import TrainingCurves
+from project.training.checkpoint import ConfigInCheckpoint
+from project.training.rank_states import RankStates
+from project.training.saving import save
 
 Config = dict[str, Any]
 State = dict[str, Tensor]

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler
 
 from data_parallel_training import Counting, fitted, forward, trainer
-from project.launch.composition import config_folder, register_resolvers
+from project.config.composition import config_folder, register_resolvers
 from project.models.nets import MLP
 from project.strategies import is_single_process
 from project.strategies.batches import gather, share

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from comparison import Run, largest_difference, weights
-from project.launch.from_checkpoint import compose_from_checkpoint
+from project.config.from_checkpoint import compose_from_checkpoint
 
 pytestmark = pytest.mark.slow
 

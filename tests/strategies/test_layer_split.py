@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from layer_split_training import Structured, Summed, connected, fitted, places, staged
+from project.config.composition import config_folder, register_resolvers
+from project.config.strategy_names import resolve
 from project.errors import UserError
-from project.launch.composition import config_folder, register_resolvers
-from project.launch.strategy import resolve
 from project.models.nets import GPT, MLP, ResidualCNN, ViT
 from project.strategies import is_single_process
 from project.strategies.layer_split import LayerSplitStrategy, StagedForward

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from project.config import preflight
 from project.errors import UserError
-from project.launch import preflight
 from project.strategies import pipeline_layout, ranks_per_batch
 from project.strategies.pipeline_layout import PipelineLayout, layout_of
 

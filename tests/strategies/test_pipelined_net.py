@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torchmetrics import MeanMetric
 
+from project.config.build import build
+from project.config.composition import config_folder
 from project.errors import UserError
-from project.launch.build import build
-from project.launch.composition import config_folder
 from project.models.nets import GPT, MLP
 from project.strategies.pipeline import PipelineStrategy
 from project.strategies.pipeline_checkpoint import own_optimizer_state

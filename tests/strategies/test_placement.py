@@ -14,9 +14,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
+from project.config.build import build
+from project.config.composition import config_folder
 from project.errors import UserError
-from project.launch.build import build
-from project.launch.composition import config_folder
 from project.models.nets import GPT, MLP, ResidualCNN, ViT
 from project.models.plan import ParallelPlan
 from project.strategies.mesh import check_no_copies

@@ -11,9 +11,9 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor
 
 from comparison import Run, largest_difference, weights
+from project.config.from_checkpoint import compose_from_checkpoint
 from project.errors import UserError
 from project.launch import agent
-from project.launch.from_checkpoint import compose_from_checkpoint
 from project.launch.run import Run as RunOfRank
 from project.strategies.weight_averaging import TRAINING_WEIGHTS, WeightAveraging
 

@@ -15,7 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from project.launch.composition import config_folder, register_resolvers
+from project.config.composition import config_folder, register_resolvers
 from project.launch.run import Outcome
 from project.launch.run_folder import new_folder, write_metrics
 from project.launch.run_state import recorded

@@ -8,8 +8,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
+from project.config.composition import config_folder, register_resolvers, take_experiment_file
 from project.errors import UserError
-from project.launch.composition import config_folder, register_resolvers, take_experiment_file
 from project.sweep.experiment_file import experiment, write_experiment
 from project.sweep.results import rows_of
 from sweep.folders import make_sweep, write_run

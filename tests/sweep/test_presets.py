@@ -10,7 +10,7 @@ from hydra.types import HydraContext
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from project.launch.composition import config_folder, register_resolvers
+from project.config.composition import config_folder, register_resolvers
 from project.sweep.plugins import register_plugins
 from project.sweep.space import Space
 from project.sweep.study import build_sampler

@@ -13,11 +13,11 @@ from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from comparison import Run
-from launch.conftest import compose_config
+from composing import compose_config
+from project.config import preflight
 from project.errors import UserError
-from project.launch import preflight
 from project.tracking.dashboard import Dashboard, summary_page
-from project.tracking.kept import keep, kept, title
+from project.tracking.logger_state import keep, kept, title
 from tracking.test_dashboard import TWO, VERDICT
 
 QUIET = ("progress=none", "trainer.enable_model_summary=false")

@@ -14,12 +14,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from project.launch.loops import install
 from project.strategies.data_parallel import DataParallelStrategy
 from project.tracking.curves import TrainingCurves
 from project.tracking.phase_profiler import PhaseProfiler
 from project.tracking.tracker import Tracker
 from project.tracking.windows import Window
+from project.training.loops import install
 
 BATCHES, BATCH_SIZE = 12, 8
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hydra import compose, initialize_config_dir
 
-from project.launch.composition import config_folder, register_resolvers
+from project.config.composition import config_folder, register_resolvers
 from project.tracking import remedies
 from project.tracking.facts import DATA_KEYS
 from project.tracking.remedies import Facts

@@ -23,10 +23,10 @@ from torch import nn
 from project.benchmarking.measure import Contender
 from project.benchmarking.trial_report import latencies_ms
 from project.compression.quantization import Quantization
+from project.config.build import build
 from project.data.sharing import share
 from project.errors import sentence
-from project.launch.build import build
-from project.launch.checkpoint import read_config
+from project.training.checkpoint import read_config
 
 MODULE = "project.benchmarking.compressed"
 

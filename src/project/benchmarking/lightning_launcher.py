@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 def main() -> None:
     from hydra import compose, initialize_config_dir
 
-    from project.launch.composition import config_folder, register_resolvers
+    from project.config.composition import config_folder, register_resolvers
     from project.launch.run import Run
 
     register_resolvers()

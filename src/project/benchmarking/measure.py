@@ -74,7 +74,7 @@ def measure(contender: Contender, folder: Path, timeout_s: float) -> Measured:
         replace(contender.task, report=str(report), config=config).write(task_file)
         arguments.append(str(task_file))
     # Each rank has its share of the cores unless the user said otherwise. How idle threads wait is the same for all:
-    # the command has decided it (project.launch.cpu).
+    # the command has decided it (project.cpu).
     threads = {} if contender.threads is None else {"OMP_NUM_THREADS": str(contender.threads)}
     environment = threads | dict(os.environ)
     output = folder / "output.log"

@@ -18,9 +18,9 @@ from project.benchmarking.measure import MeasurementError, measure
 from project.benchmarking.report import Results
 from project.benchmarking.setup import compose_training, typed_experiment, typed_for_training
 from project.benchmarking.trial import Settings, contender, samples_per_s
+from project.cpu import usable_cores
 from project.errors import UserError
 from project.launch import devices
-from project.launch.cpu import usable_cores
 from project.launch.run import Run
 from project.strategies import is_single_process
 from project.sweep.experiment_file import experiment

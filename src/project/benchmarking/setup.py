@@ -14,9 +14,9 @@ from omegaconf import OmegaConf
 
 from project.benchmarking.measure import Contender, MeasurementError, measure, seconds_per_step
 from project.benchmarking.task import Task
+from project.config.composition import config_folder, experiment_file, take_experiment_file
+from project.cpu import usable_cores
 from project.errors import UserError
-from project.launch.composition import config_folder, experiment_file, take_experiment_file
-from project.launch.cpu import usable_cores
 
 Config = dict[str, Any]
 PLAIN = {

@@ -15,8 +15,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, open_dict
 
 from project.benchmarking.measure import Contender, Measured
+from project.config.composition import config_folder, explain, register_resolvers, take_experiment_file
 from project.errors import sentence
-from project.launch.composition import config_folder, explain, register_resolvers, take_experiment_file
 from project.launch.job import run_job
 
 MODULE = "project.benchmarking.trial"

@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from project.config.build import build
 from project.data import DataModule, TensorDataset, TrainBatches
 from project.errors import UserError
-from project.launch.build import build
 
 
 class RandomImages(DataModule):

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from project.checkup.finding import Finding, Status, graded
-from project.launch.cpu import usable_cores
+from project.cpu import usable_cores
 
 GIB = 2**30
 SHARED_MEMORY = Path("/dev/shm")

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from project.data.downloads import RemoteFile
 from project.data.published import Arrays, PublishedImages
+from project.downloads import RemoteFile
 
 PIXELS = 3 * 32 * 32
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from project.data.downloads import RemoteFile
 from project.data.published import Arrays, PublishedImages
+from project.downloads import RemoteFile
 
 FASHION = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
 

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from project.data.downloads import RemoteFile, cache_folder, fetch, one_at_a_time, write_whole
 from project.data.images import ImageDataModule
+from project.downloads import RemoteFile, cache_folder, fetch, one_at_a_time, write_whole
 
 Arrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
 

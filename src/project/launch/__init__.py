@@ -1,5 +1,5 @@
 """From a composed config to N running ranks, and back to one result."""
 
-from project.launch import start_up
+from project.launch import early_interrupt
 
-start_up.begin()
+early_interrupt.begin()

@@ -6,9 +6,9 @@ import time
 
 from hydra import compose, initialize_config_dir
 
+from project.config.composition import config_folder, explain, register_resolvers
+from project.config.from_checkpoint import compose_from_checkpoint
 from project.errors import UserError
-from project.launch.composition import config_folder, explain, register_resolvers
-from project.launch.from_checkpoint import compose_from_checkpoint
 from project.launch.job import run_job
 from project.launch.resume import compose_resumed
 from project.launch.run import Outcome

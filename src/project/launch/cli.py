@@ -13,10 +13,8 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from project.errors import FULL_ERROR, full_tracebacks, sentence
-from project.launch import cpu, devices, start_up, usage
-from project.launch.ahead import Server
-from project.launch.composition import (
+from project import cpu
+from project.config.composition import (
     check_choices,
     check_folders,
     config_folder,
@@ -25,6 +23,9 @@ from project.launch.composition import (
     register_resolvers,
     take_experiment_file,
 )
+from project.errors import FULL_ERROR, full_tracebacks, sentence
+from project.launch import devices, early_interrupt, usage
+from project.launch.prestart import Server
 from project.launch.run import Outcome
 from project.launch.run_folder import CLAIMED
 from project.launch.stopping import TOLD
@@ -59,7 +60,7 @@ def run(
 ) -> int:
     """Run a command with the arguments of this process; its exit code. ``doc`` is what its help begins with."""
     try:
-        start_up.end()
+        early_interrupt.end()
         return _run(name, function, prepare, job, doc)
     except KeyboardInterrupt as error:
         if error.args != (TOLD,) and _is_first_rank():
@@ -181,4 +182,4 @@ def _after_interrupt(arguments: list[str]) -> str:
         return f"Interrupted; what was written so far is in {shorten(standing[0])}."
     if {"-m", "--multirun"} & set(arguments):
         return "Interrupted."  # a sweep that goes on has its folder already, and says how to go on with it
-    return start_up.NOTHING_WRITTEN
+    return early_interrupt.NOTHING_WRITTEN

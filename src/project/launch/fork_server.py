@@ -2,7 +2,7 @@
 
 import signal
 
-from project.launch.cpu import CoresTaken, choose_waiting
+from project.cpu import CoresTaken, choose_waiting
 from project.launch.imports import (
     NEEDED_BY_RANKS,
     NEEDED_BY_TRAINING,

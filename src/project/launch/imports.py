@@ -16,9 +16,9 @@ NEEDED_BY_RANKS = (
     "torch.utils.tensorboard",
     "hydra.utils",
     "project.launch.rank",
-    "project.launch.checkpoint",
-    "project.launch.rank_states",
-    "project.launch.saving",
+    "project.training.checkpoint",
+    "project.training.rank_states",
+    "project.training.saving",
     "project.models",
     "project.data",
     "project.tracking.tensorboard",
@@ -30,7 +30,7 @@ WITHOUT_TORCH = ("scipy.signal", "hydra.utils", "matplotlib.figure")
 
 # What a training imports besides; a server does so ahead of many.
 NEEDED_BY_TRAINING = (
-    "project.launch.trainer",
+    "project.training.trainer",
     "project.models.nets",
     "project.strategies.sharded_checkpoint",
     "project.tracking.hparams",

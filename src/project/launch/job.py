@@ -16,29 +16,14 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from project import cpu
+from project.config import combinations, monitor_mode, preflight, strategy_names, trust, unread_keys
+from project.config.secrets import check_unmasked, masked, masked_arguments, unmasked
 from project.errors import UserError, full_tracebacks
-from project.launch import (
-    added,
-    agent,
-    combinations,
-    cpu,
-    devices,
-    hosts,
-    monitor_mode,
-    preflight,
-    rank,
-    requeue,
-    resume,
-    run_folder,
-    run_state,
-    strategy,
-    trust,
-    watch,
-)
+from project.launch import agent, devices, host_watchdog, rank, requeue, resume, run_folder, run_state, watchdog
 from project.launch.clock import process_started_at
 from project.launch.imports import import_for_ranks
 from project.launch.run import Outcome, Run
-from project.launch.secrets import check_unmasked, masked, masked_arguments, unmasked
 from project.launch.stopping import TOLD, Stopped, listening
 from project.launch.summary import announce, shorten, summarize
 from project.strategies import is_single_process, pipeline_layout, ranks_per_batch
@@ -100,7 +85,7 @@ def checked(
     """
     if composed.get("seed", 0) is None:
         composed.seed = random.SystemRandom().randrange(2**32)
-    added.check_added(composed, overrides, kind)
+    unread_keys.check_added(composed, overrides, kind)
     config = _plain(composed, overrides, tell=tell)
     preflight.check(config)
     combinations.check(config)
@@ -204,7 +189,7 @@ def _plain(
         tell(_told(replaced))
     preflight.check_complete(config)
     trainer = config["trainer"]
-    trainer["strategy"] = strategy.resolve(trainer["strategy"])
+    trainer["strategy"] = strategy_names.resolve(trainer["strategy"])
     trainer["devices"] = devices.parse(trainer["devices"])
     if trainer["accelerator"] == "cpu" and not isinstance(trainer["devices"], int):
         trainer["devices"] = devices.count("cpu", trainer["devices"])  # Lightning counts CPU ranks, has no list of them
@@ -284,7 +269,7 @@ def _run_here(function: str, config: dict[str, Any], run: Run, kind: str) -> Out
         rank.environment_restored(),
         listening(insistent=True),
         rank.rank_log(run.folder, 0, own_console=True),
-        watch.watched(config["launch"], run.folder / "ranks" / "rank_0.log", tell),
+        watchdog.watched(config["launch"], run.folder / "ranks" / "rank_0.log", tell),
     ):
         cpu.settle(config, local_world_size=1)
         try:
@@ -342,7 +327,7 @@ def _run_as_rank(
         stack.enter_context(listening())
         if run.world_size > devices.local_world_size():
             stack.enter_context(
-                hosts.watched(
+                host_watchdog.watched(
                     environment.main_address,
                     me,
                     environment.local_rank(),

@@ -7,8 +7,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from project.config import preflight, unread_keys
 from project.errors import UserError
-from project.launch import added, devices, preflight, rank, run_folder
+from project.launch import devices, rank, run_folder
 from project.launch.clock import process_started_at
 from project.launch.run import Outcome, Run
 from project.launch.summary import shorten
@@ -25,7 +26,7 @@ def run_local_job(
     launcher = devices.started_by()
     if launcher:
         raise UserError(f"{kind} starts its ranks itself: start it once, without {launcher}")
-    added.check_added(composed, overrides, kind)
+    unread_keys.check_added(composed, overrides, kind)
     config = _plain(composed)
     preflight.check(config)
     preflight.check_complete(config)

@@ -25,8 +25,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from project import errors
-from project.launch import cpu
+from project import cpu, errors
 from project.launch.full_disk import SparedStream
 from project.launch.heartbeat import BEAT
 from project.launch.quiet import quiet_libraries

@@ -18,12 +18,12 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
+from project.config.composition import config_folder
+from project.config.from_checkpoint import is_group, quote_path, typed_overrides, untyped
+from project.config.secrets import masked_arguments
+from project.config.trust import check_targets, signature, trusted_packages
 from project.errors import UserError, nearest
-from project.launch.composition import config_folder
-from project.launch.from_checkpoint import is_group, quote_path, typed_overrides, untyped
 from project.launch.run_folder import RESUMED
-from project.launch.secrets import masked_arguments
-from project.launch.trust import check_targets, signature, trusted_packages
 
 if TYPE_CHECKING:
     from project.launch.run import Run

@@ -21,11 +21,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from project.config.secrets import masked, masked_arguments
+from project.cpu import usable_cores
 from project.errors import UserError, full_tracebacks, sentence
 from project.launch import run_state
-from project.launch.cpu import usable_cores
 from project.launch.run import Outcome
-from project.launch.secrets import masked, masked_arguments
 
 CLAIMED: list[Path] = []  # by this process, also what is no more
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from project.launch.composition import config_folder
+from project.config.composition import config_folder
 from project.launch.run import Outcome, Run
 
 

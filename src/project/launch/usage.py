@@ -11,9 +11,9 @@ from pathlib import Path
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from project.config.composition import config_folder, explain
+from project.config.from_checkpoint import FROM_RUN, typed_overrides
 from project.examples import split_doc
-from project.launch.composition import config_folder, explain
-from project.launch.from_checkpoint import FROM_RUN, typed_overrides
 
 OWN_FLAGS = {"-h", "--help", "-m", "--multirun"}
 OF_HYDRA = {"hydra/launcher": {"basic": "One job after another on this machine: the default"}}  # no file of ours

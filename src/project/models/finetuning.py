@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
-from project.data.downloads import RemoteFile, fetch
+from project.downloads import RemoteFile, fetch
 
 Weights = Mapping[str, Tensor]
 PUBLISHED = "published"

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torchmetrics import MetricCollection
 
+from project.models.loggers import takers
 from project.models.metrics import SampleMean
 from project.models.optimization import configure
-from project.models.showing import takers
 
 Batch = dict[str, Tensor]
 

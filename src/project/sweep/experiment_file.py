@@ -9,7 +9,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
-from project.launch.composition import config_folder
+from project.config.composition import config_folder
 from project.sweep.record import Sweep
 from project.sweep.results import Row
 

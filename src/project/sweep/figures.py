@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from project.launch.composition import slug
+from project.config.composition import slug
 from project.sweep.record import Sweep
 from project.sweep.results import Row, short_header
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 
+from project.config.composition import slug
 from project.errors import UserError
-from project.launch.composition import slug
 
 
 @dataclass(frozen=True)

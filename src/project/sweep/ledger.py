@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
+from project.config.monitor_mode import direction
 from project.errors import UserError, did_you_mean
 from project.launch import run_state
-from project.launch.monitor_mode import direction
 from project.sweep.jobs import Job
 from project.sweep.results import as_csv, objective, read_outcome, read_row
 

@@ -9,8 +9,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 
+from project.config.composition import config_folder
 from project.errors import UserError
-from project.launch.composition import config_folder
 from project.sweep.jobs import quote
 from project.sweep.record import FILE, read
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
+from project.config.composition import explain
 from project.errors import UserError
 from project.launch import run_state
-from project.launch.composition import explain
 from project.launch.summary import shorten
 from project.sweep import record as records
 from project.sweep.jobs import Job, quote

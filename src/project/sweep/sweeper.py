@@ -23,13 +23,13 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from project.config.composition import experiment_file
+from project.config.preflight import extra_of
 from project.errors import FULL_ERROR, UserError
 from project.launch import agent, run_folder, run_state
-from project.launch.composition import experiment_file
-from project.launch.preflight import extra_of
 from project.launch.summary import shorten
-from project.sweep.ahead import DECIDES, check_compared, check_each, check_jobs
 from project.sweep.jobs import Job, all_combinations, quote
+from project.sweep.preflight import DECIDES, check_compared, check_each, check_jobs
 from project.sweep.progress import Progress
 from project.sweep.record import FILE as SWEEP_FILE
 from project.sweep.record import Sweep, read

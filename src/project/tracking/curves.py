@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
-from project.launch.loops import BetweenSteps
+from project.tracking.between_steps import BetweenSteps
 
 MOST_LOSSES = 100  # that wait on the device to be summed up
 

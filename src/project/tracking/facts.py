@@ -9,7 +9,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from project.launch.cpu import usable_cores
+from project.cpu import usable_cores
 from project.tracking.progress import Progress
 from project.tracking.remedies import Facts
 

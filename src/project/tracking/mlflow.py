@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from project.errors import UserError
 from project.notices import notice
-from project.tracking.kept import keep, kept, title
+from project.tracking.logger_state import keep, kept, title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

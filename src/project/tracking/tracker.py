@@ -20,9 +20,9 @@ from lightning.pytorch.profilers import Profiler
 from torch import Tensor
 
 from project.errors import UserError
-from project.launch.loops import BetweenSteps
 from project.notices import notice
 from project.tracking.arrivals import OWN_GROUP, Arrivals, Marks, arrivals
+from project.tracking.between_steps import BetweenSteps
 from project.tracking.curves import batch_length
 from project.tracking.dashboard import Dashboard
 from project.tracking.ddp_times import DDPTimes, TimedBuffers

@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from project.errors import UserError
-from project.tracking.kept import keep, kept, title
+from project.tracking.logger_state import keep, kept, title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
