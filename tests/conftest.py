@@ -35,6 +35,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # torch.compile in the test process would start a pool of compilers that lives as long as the session.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
+# What killed processes leave in the temporary folder goes with it when the session ends. Pytest's own folders, which are
+# looked at after a failure, stay where they are.
+TEMPORARY = None if "PYTEST_XDIST_WORKER" in os.environ else Path(tempfile.mkdtemp(prefix="tests-"))
+if TEMPORARY is not None:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    os.environ["TMPDIR"] = tempfile.tempdir = str(TEMPORARY)
+
 RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 Run = Callable[..., tuple[Path, dict[str, float]]]
 
@@ -59,6 +66,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         rank = {name: number for number, name in enumerate(LONG)}
         items.sort(key=lambda item: rank.get(item.path.stem, len(LONG)))
+
+
+def pytest_unconfigure() -> None:
+    if TEMPORARY is not None:
+        shutil.rmtree(TEMPORARY, ignore_errors=True)
 
 
 room: list[IO[str]] = []  # the lock that this worker holds, if any
