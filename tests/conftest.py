@@ -35,8 +35,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # torch.compile in the test process would start a pool of compilers that lives as long as the session.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
-# What killed processes leave in the temporary folder goes with it when the session ends. Pytest's own folders, which are
-# looked at after a failure, stay where they are.
+# What killed processes leave in the temporary folder goes with it when the session ends. Pytest's own folders, which
+# are looked at after a failure, stay where they are.
 TEMPORARY = None if "PYTEST_XDIST_WORKER" in os.environ else Path(tempfile.mkdtemp(prefix="tests-"))
 if TEMPORARY is not None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
