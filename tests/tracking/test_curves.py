@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from project.tracking import curves
-from project.tracking.curves import TrainingCurves, batch_length, read_at_once
+from project.tracking.curves import TrainingCurves, read_at_once
 
 LR = 0.1
 START = (1.0, -2.0)
@@ -236,23 +236,3 @@ def test_the_end_of_the_first_step_is_noted() -> None:
     _, callback = fit(1)
     assert callback.first_step_at is not None
     assert before <= callback.first_step_at <= time.time()
-
-
-@pytest.mark.parametrize(
-    ("batch", "length"),
-    [
-        (torch.zeros(4, 2), 4),
-        (torch.tensor(1.0), 1),
-        ({"image": torch.zeros(5, 1), "label": torch.zeros(5)}, 5),
-        ((torch.zeros(3), torch.zeros(3)), 3),
-        ([{"x": torch.zeros(2)}, 1], 2),
-        ({"name": ["a", "b", "c"], "image": torch.zeros(3, 2)}, 3),
-        ([("a", "b"), torch.zeros(2)], 2),
-        ({"meta": {}, "image": torch.zeros(6)}, 6),
-        ("text", 1),
-        ({}, 1),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_a_batch_is_as_long_as_its_first_tensor(batch: Any, length: int) -> None:
-    assert batch_length(batch) == length

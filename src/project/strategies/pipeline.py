@@ -21,8 +21,9 @@ from torch.distributed.constants import default_pg_timeout
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torchmetrics import Metric
 
+from project.batch import batch_length
 from project.errors import UserError
-from project.strategies.batches import batch_length, share
+from project.strategies.batches import share
 from project.strategies.mesh import MeshStrategy
 from project.strategies.pipeline_checkpoint import gathered, own_optimizer_state
 from project.strategies.pipeline_layout import layout_of

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
+from project.batch import num_samples
 from project.tracking.between_steps import BetweenSteps
 
 
@@ -101,7 +102,7 @@ class TrainingCurves(Callback, BetweenSteps):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self.first_step_at = self.first_step_at or time.time()
-        length = batch_length(batch)
+        length = num_samples(batch)
         self.samples += length * self._num_replicas
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, Tensor):
@@ -175,20 +176,3 @@ def _is_logged(trainer: L.Trainer) -> bool:
     """Whether Lightning writes what is logged in this step; ``global_step`` counts every optimizer of a GAN."""
     interval: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by a connector of the Trainer
     return (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % interval == 0
-
-
-def batch_length(batch: Any) -> int:
-    """Samples in a batch: the first dimension of the first tensor in it, 1 where there is none."""
-    tensor = _first_tensor(batch)
-    return 1 if tensor is None or not tensor.ndim else tensor.shape[0]
-
-
-def _first_tensor(batch: Any) -> Tensor | None:
-    if isinstance(batch, Tensor):
-        return batch
-    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
-    for part in parts:
-        found = _first_tensor(part)
-        if found is not None:
-            return found
-    return None

@@ -19,11 +19,11 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.profilers import Profiler
 from torch import Tensor
 
+from project.batch import num_samples
 from project.errors import UserError
 from project.notices import notice
 from project.tracking.arrivals import OWN_GROUP, Arrivals, Marks, arrivals
 from project.tracking.between_steps import BetweenSteps
-from project.tracking.curves import batch_length
 from project.tracking.dashboard import Dashboard
 from project.tracking.ddp_times import DDPTimes, TimedBuffers
 from project.tracking.device_clock import DeviceClock, on_device
@@ -222,7 +222,7 @@ class Tracker(Callback, BetweenSteps):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._samples += batch_length(batch)
+        self._samples += num_samples(batch)
         self._tokens += math.nan if self._tokens_in is None else self._tokens_in(batch)
         self._batches += 1
         if self._batches % self._read_every == 0:

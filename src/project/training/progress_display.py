@@ -16,10 +16,10 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from project.batch import num_samples
 from project.config.build import build
 from project.launch.heartbeat import BEAT, Sign
 from project.launch.summary import readable
-from project.tracking.curves import batch_length
 from project.tracking.facts import num_model_replicas, progress_of
 from project.training.ending import ended_early
 
@@ -87,7 +87,7 @@ class ProgressDisplay(ProgressBar):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._batches += 1
-        self._samples += batch_length(batch) * self._num_replicas
+        self._samples += num_samples(batch) * self._num_replicas
         self._show(trainer, pl_module)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
-from project.strategies.batches import batch_length
+from project.batch import batch_length
 
 # Two threads meet at the end of every operation, and where either is late (another process, a checkpoint's writer) the
 # other waits. Beside other work on two cores, steps of the digits' MLP (33 MFLOP) took 1.3 to 2.7 ms on average with
