@@ -22,6 +22,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torchmetrics import Metric
 
 from project.batch import batch_length
+from project.compiled import is_compiled
 from project.errors import UserError
 from project.strategies.batches import share
 from project.strategies.mesh import MeshStrategy
@@ -30,7 +31,7 @@ from project.strategies.pipeline_layout import layout_of
 from project.strategies.pipelined_net import PipelinedNet
 from project.strategies.placement import take_buffers, take_from_rank_zero
 from project.strategies.sharded_checkpoint import is_sharded, load_sharded
-from project.strategies.single_process import is_compiled, named_submodules
+from project.strategies.single_process import named_submodules
 from project.strategies.stages import taken_out
 from project.strategies.user_step import UserStep
 from project.tracking.arrivals import OWN_GROUP
