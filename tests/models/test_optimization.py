@@ -6,7 +6,9 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 from torch.utils.data import DataLoader
 
 from project.models.optimization import _keep_kernel, configure, warmup_cosine
@@ -211,8 +213,28 @@ def test_steps_are_counted_where_the_kernel_reads_them_whoever_wrote_the_checkpo
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
-def test_gradients_are_clipped_in_every_precision(tmp_path: Path, precision: Any) -> None:
-    assert len(rates(tmp_path, None, precision=precision, gradient_clip_val=0.5)) == 10
+def test_gradients_are_clipped_in_every_precision_by_fused_optimizers_too(tmp_path: Path, precision: Any) -> None:
+    norms: list[float] = []
+
+    class Norms(L.Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+            norms.append(get_total_norm([p.grad for p in pl_module.parameters() if p.grad is not None]).item())
+            assert trainer.optimizers[0].param_groups[0]["fused"]
+
+    assert len(rates(tmp_path, None, precision=precision, gradient_clip_val=1e-3, callbacks=[Norms()])) == 10
+    assert norms == pytest.approx([1e-3] * 10, rel=0.02)
+
+
+def test_a_scaler_unscales_before_gradients_are_clipped(tmp_path: Path) -> None:
+    fused: list[bool] = []
+
+    class Notes(L.Callback):
+        def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            fused.append(bool(trainer.optimizers[0].param_groups[0]["fused"]))
+
+    scaling = MixedPrecision("16-mixed", "cpu")  # by name Lightning takes it on CUDA alone
+    assert len(rates(tmp_path, None, plugins=[scaling], gradient_clip_val=0.5, callbacks=[Notes()])) == 10
+    assert fused == [False]
 
 
 ONE_CYCLE = {"_target_": "torch.optim.lr_scheduler.OneCycleLR", "max_lr": 0.1, "total_steps": 10}

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from project.batch import batch_length
 from project.errors import UserError
-from project.strategies.batches import batch_length, chunks, gather, share
+from project.strategies.batches import chunks, gather, share
 
 CPU = torch.device("cpu")
 
@@ -51,13 +52,6 @@ def test_what_is_split_is_joined_again(length: int, replicas: int, structure: Ca
     joined = gather(shares, lengths, CPU, "net")  # type: ignore[arg-type]
     assert type(joined) is type(value)
     assert repr(joined) == repr(value)
-
-
-def test_samples_of_different_lengths_are_no_batch_dimension() -> None:
-    assert batch_length([torch.ones(4), torch.ones(2), torch.ones(7)]) == 3
-    assert batch_length([{"x": torch.ones(4)}, {"x": torch.ones(4)}]) == 2
-    assert batch_length((["a", "b"], torch.ones(5, 2))) == 5
-    assert batch_length((3, "text", torch.ones(()))) is None
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from project.strategies.pipeline_checkpoint import own_optimizer_state
 from project.strategies.pipeline_layout import PipelineLayout
 from project.strategies.pipelined_net import PipelinedNet
 from project.strategies.user_step import UserStep
+from project.tracking.arrivals import OWN_GROUP
 
 Metrics = dict[str, float]
 
@@ -201,6 +202,19 @@ def test_an_optimizer_gets_the_state_of_the_parameters_that_the_rank_has() -> No
     optimizer = torch.optim.Adam([other, own])
     state = {"param_groups": [{"params": [0, 1]}], "state": {0: {"step": torch.ones(())}, 1: {"step": torch.ones(())}}}
     assert list(own_optimizer_state(state, optimizer)["state"]) == [1]
+
+
+def test_weights_are_gathered_over_the_cpu_by_the_first_pipeline(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four ranks in two pipelines; a group of its own, which the tracker does not look at."""
+    made: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(dist, "new_group", lambda *ranks, **named: made.append((*ranks, named)) or group)
+    strategy = PipelineStrategy()
+    strategy._device_mesh = SimpleNamespace(mesh=torch.arange(4).view(2, 2))
+    for _ in range(2):
+        assert strategy._savers is group
+    assert made == [([0, 1], {"backend": "gloo", "group_desc": OWN_GROUP})]
 
 
 def test_the_config_builds_the_strategy() -> None:

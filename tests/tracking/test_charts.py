@@ -15,7 +15,7 @@ from project.tracking.windows import Ranks, Window
 
 WINDOW = Window(
     steps=10, samples=640, wall_s=0.1, data=1, transfer=2, forward=3, backward=4, sync=1, tokens=6400,
-    step_p50=10, step_p95=11, step_p99=12, step_max=13, late=0, buffers=1,
+    step_p50=10, step_p95=11, step_p99=12, step_max=13, late=0, buffers=1, shards=1,
 )  # fmt: skip
 
 

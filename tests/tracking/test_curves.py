@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from project.tracking import curves
-from project.tracking.curves import TrainingCurves, batch_length
+from project.tracking.curves import TrainingCurves, read_at_once
 
 LR = 0.1
 START = (1.0, -2.0)
@@ -149,6 +149,32 @@ def test_the_last_loss_is_a_result_of_the_run() -> None:
     assert trainer.callback_metrics["train/loss"].item() == pytest.approx(by_hand(7, 1, epochs=1)[0][-1], rel=1e-5)
 
 
+def test_on_an_accelerator_losses_are_summed_up_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a CPU in its place: the total is there already."""
+    callback = TrainingCurves()
+    callback._total = torch.zeros((), dtype=torch.float64)
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "item", lambda _: pytest.fail("waits for the device"))
+        for loss, weight in ((torch.tensor(1e8), 3), (torch.tensor([0.5]), 1), (torch.tensor(2.5).bfloat16(), 2)):
+            callback._add(loss, weight)
+            callback._count += weight
+        mean = callback._mean_loss(callback._total, world_size=1)
+    assert mean.item() == (3e8 + 0.5 + 5) / 6
+    resumed = TrainingCurves()
+    resumed.load_rank_state(callback.rank_state())
+    resumed._add(torch.tensor(1.0), 1)
+    assert resumed._total == 3e8 + 0.5 + 5 + 1
+    assert resumed._count == 6
+
+
+def test_a_point_waits_for_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = []
+    monkeypatch.setattr(Tensor, "cpu", lambda own: waits.append(own.shape) or torch.tensor([1.0, 2.0]))
+    values = {"loss": torch.zeros((), dtype=torch.float64, device="meta"), "norm": torch.zeros((), device="meta")}
+    assert read_at_once(values) == {"loss": 1.0, "norm": 2.0}
+    assert waits == [(2,)]
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A clock that goes only when it is told to."""
@@ -210,23 +236,3 @@ def test_the_end_of_the_first_step_is_noted() -> None:
     _, callback = fit(1)
     assert callback.first_step_at is not None
     assert before <= callback.first_step_at <= time.time()
-
-
-@pytest.mark.parametrize(
-    ("batch", "length"),
-    [
-        (torch.zeros(4, 2), 4),
-        (torch.tensor(1.0), 1),
-        ({"image": torch.zeros(5, 1), "label": torch.zeros(5)}, 5),
-        ((torch.zeros(3), torch.zeros(3)), 3),
-        ([{"x": torch.zeros(2)}, 1], 2),
-        ({"name": ["a", "b", "c"], "image": torch.zeros(3, 2)}, 3),
-        ([("a", "b"), torch.zeros(2)], 2),
-        ({"meta": {}, "image": torch.zeros(6)}, 6),
-        ("text", 1),
-        ({}, 1),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_a_batch_is_as_long_as_its_first_tensor(batch: Any, length: int) -> None:
-    assert batch_length(batch) == length

@@ -150,8 +150,9 @@ def test_operations_that_cost_what_the_smallest_cost_are_the_hosts() -> None:
     assert bound(BALANCED, facts=replace(facts, num_operations=100)) == "compute"
 
 
-def test_the_broadcast_of_buffers_is_synchronisation() -> None:
-    assert bound(*[replace(BALANCED, buffers=8)] * 2) == "synchronisation"
+@pytest.mark.parametrize("name", ["buffers", "shards"])
+def test_what_ranks_send_besides_gradients_is_synchronisation(name: str) -> None:
+    assert bound(*[replace(BALANCED, **{name: 8})] * 2) == "synchronisation"
 
 
 @pytest.mark.parametrize(

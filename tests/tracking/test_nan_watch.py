@@ -104,7 +104,7 @@ def test_the_first_is_read_when_the_device_has_passed_and_never_waited_for(monke
     event = Event()
     monkeypatch.setattr(nan_watch, "cuda_event", lambda: event)
     first = FirstBad(torch.device("cpu"))
-    first._on_cuda = True
+    first._on_cpu, first._on_cuda = False, True
     for step in range(1, READ_EVERY + 1):
         first.note(step, torch.tensor(float("nan") if step in (3, 5) else 1.0))
         assert first.read() is None
@@ -112,6 +112,22 @@ def test_the_first_is_read_when_the_device_has_passed_and_never_waited_for(monke
     event.passed = True
     assert first.read() == 3
     assert first.read(wait=True) == 3
+
+
+def test_other_accelerators_are_waited_for_once_in_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on MPS, with a CPU in its place."""
+    first = FirstBad(torch.device("cpu"))
+    first._on_cpu = False
+    reads: list[int] = []
+    number = FirstBad._number
+    monkeypatch.setattr(FirstBad, "_number", lambda _, tensor: reads.append(step) or number(tensor))
+    monkeypatch.setattr(torch.Tensor, "item", lambda _: pytest.fail("waits for the device"))
+    told = []
+    for step in range(1, 2 * READ_EVERY + 1):
+        first.note(step, torch.tensor(float("nan") if step in (READ_EVERY + 3, READ_EVERY + 5) else 1.0))
+        told.append(first.read())
+    assert reads == [READ_EVERY, 2 * READ_EVERY]
+    assert told == [None] * (2 * READ_EVERY - 1) + [READ_EVERY + 3]
 
 
 @pytest.mark.gpu

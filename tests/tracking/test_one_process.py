@@ -65,6 +65,16 @@ def test_all_steps_but_the_first_are_measured() -> None:
     assert window.samples == window.steps * BATCH_SIZE
 
 
+@pytest.mark.parametrize("how", ["not", "in_place", "wrapped"])
+def test_the_diagnosis_knows_whether_the_net_is_compiled(how: str) -> None:
+    model = Net()
+    if how == "in_place":
+        model.net.compile(backend="eager")
+    elif how == "wrapped":
+        model.net = torch.compile(model.net, backend="eager")
+    assert fit(model, max_steps=1)._facts.compiled == (how != "not")
+
+
 @pytest.mark.parametrize(
     ("limits", "steps"),
     [

@@ -35,10 +35,9 @@ MORE_DDP: Cases = {
     "without recorder": ("likely straggler 1 data:", {"in": "data", "rank": 1, "recorder": False}),
     "slow loaders": ("input None None:", {"in": "data"}),
 }  # fmt: skip
-# Where the ranks of FSDP gather weights, they wait for each other; a delay there shows on all.
 FSDP: Cases = {
     f"{place}{kind} under fsdp": (
-        f"straggler {rank} {'' if place in ('forward', 'backward') else place + ':'}",
+        f"straggler {rank} {place}:",
         {"in": place, "rank": rank, "strategy": "fsdp"} | case,
     )
     for number, place in enumerate(LATE_IN)
@@ -48,6 +47,9 @@ FSDP: Cases = {
 TWO_RANKS: Cases = FSDP | {
     "much to send for little to compute": (
         "synchronisation None None:", {"width": 1500, "depth": 6, "batch_size": 2},
+    ),
+    "much to send for little to compute under fsdp": (
+        "synchronisation None None:", {"width": 1500, "depth": 6, "batch_size": 2, "strategy": "fsdp"},
     ),
     "equal ranks": ("compute None None:", {"equal_s": 0.03}),
     "equal ranks but for rank 0's validation": ("compute None None:", {"equal_s": 0.03, "in": "validation", "rank": 0}),

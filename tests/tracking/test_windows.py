@@ -37,10 +37,11 @@ def test_known_waiting_is_taken_out_of_backward_and_the_sum_stays() -> None:
     assert "sync" not in Ranks.of([WINDOW]).parts()
 
 
-def test_the_broadcast_of_buffers_is_a_part_where_there_are_any() -> None:
-    assert "buffers" not in Ranks.of([WINDOW]).parts()
-    ranks = Ranks.of([replace(WINDOW, buffers=2)])
-    assert numbers(ranks.parts()["buffers"]) == [2]
+@pytest.mark.parametrize("name", ["buffers", "shards"])
+def test_what_only_some_strategies_send_is_a_part_where_there_is_any(name: str) -> None:
+    assert name not in Ranks.of([WINDOW]).parts()
+    ranks = Ranks.of([replace(WINDOW, **{name: 2})])
+    assert numbers(ranks.parts()[name]) == [2]
     assert numbers(ranks.step()) == [12.75]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 import pytest
 from lightning.pytorch.callbacks import Callback, EarlyStopping
+from torch import Tensor
 
 from project.launch import heartbeat
 from project.launch.heartbeat import Beat, Heartbeats, Sign
@@ -89,6 +90,31 @@ def test_what_a_model_logs_in_validation_is_told_without_prog_bar(
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ")]
     assert "val_0 0.0000, val_1 1.0000, val_2 2, val_3 3" in line
     assert "val_4" not in line
+
+
+def test_what_validation_logged_is_read_once_however_often_it_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[float] = []
+
+    def as_number(value: Any) -> float:
+        if isinstance(value, Tensor):
+            read.append(float(value))
+        return float(value)
+
+    class Counting(Classifier):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_epoch", float(self.current_epoch))
+
+    monkeypatch.setattr("project.training.progress_display.as_number", as_number)
+    trainer = L.Trainer(
+        accelerator="cpu", callbacks=[ProgressDisplay(interval_s=1e-9)], logger=False, enable_checkpointing=False,
+        enable_model_summary=False, default_root_dir=tmp_path, max_epochs=3, num_sanity_val_steps=0,
+    )  # fmt: skip
+    trainer.fit(Counting(mlp()).double(), loader([4] * 4), loader([4]))
+    lines = [line for line in capsys.readouterr().out.splitlines() if "val_epoch" in line]
+    assert [line.split()[-1] for line in lines] == ["0.0000"] * 4 + ["1.0000"] * 4 + ["2"]
+    assert read == [0.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(

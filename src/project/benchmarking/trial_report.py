@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from project.tracking.curves import batch_length
+from project.batch import num_samples
 from project.tracking.facts import num_model_replicas
 from project.tracking.tracker import Tracker
 
@@ -49,7 +49,7 @@ class TrialReport(Callback):
             _wait_for(trainer.strategy.root_device)
         self.ends_s.append(time.monotonic())
         self.epochs.append(trainer.current_epoch)
-        self.samples.append(batch_length(batch) * num_model_replicas(trainer))
+        self.samples.append(num_samples(batch) * num_model_replicas(trainer))
         if self.batch_sizes:
             self._batch = batch
 

@@ -43,6 +43,9 @@ def configure(
     with _refusal_told("optimizer", optimizer):
         built: Optimizer = build(params=parameters, **fused)
     _keep_kernel(built)
+    if not _has_scaler(module):
+        # As fused it would unscale gradients itself, and so Lightning refuses to clip them, also where none are scaled.
+        built._step_supports_amp_scaling = False  # type: ignore[attr-defined]
     if scheduler is None:
         return built
     arguments = dict(scheduler)
@@ -84,13 +87,17 @@ def can_fuse(
         return False
     if any(getattr(part, "sparse", False) for part in module.modules()):
         return False  # gradients of such embeddings are sparse
-    trainer = module._trainer
-    if trainer is not None and str(trainer.precision).endswith("-mixed"):
-        return False  # a scaler would unscale within the kernel, after the clipping, which Lightning therefore refuses
+    if _has_scaler(module):
+        return False  # gradients would be unscaled within the kernel, after they are clipped and their norm is drawn
     # The kernels know no DTensors, those of SGD at least.
     return all(
         p.is_floating_point() and p.device.type in ("cpu", "cuda") and not isinstance(p, DTensor) for p in parameters
     )
+
+
+def _has_scaler(module: L.LightningModule) -> bool:
+    trainer = module._trainer
+    return trainer is not None and getattr(trainer.precision_plugin, "scaler", None) is not None
 
 
 def _keep_kernel(optimizer: Optimizer) -> None:

@@ -14,13 +14,13 @@ is refused: the mean of the parts' means is not the mean.
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from project.batch import children, first_length
 from project.errors import UserError
 
 
@@ -28,27 +28,6 @@ def chunks(length: int, number: int) -> list[slice]:
     """The rows of each chunk, as `torch.chunk` makes them: at most `number`, equal but for the last."""
     size = max(1, -(-length // number))
     return [slice(start, start + size) for start in range(0, length, size)]
-
-
-def batch_length(value: Any) -> int | None:
-    """The first dimension of the first tensor in a structure, or else the length of the first list; None without."""
-    length = _first_length(value)
-    if length is not None:
-        return length
-    if isinstance(value, list):
-        return len(value)
-    return next((n for n in map(batch_length, _children(value).values()) if n is not None), None)
-
-
-def _first_length(value: Any) -> int | None:
-    if isinstance(value, Tensor):
-        return len(value) if value.ndim else None
-    if isinstance(value, list):
-        # Tensors of different lengths, dicts and dataclasses are samples; their lengths say nothing of the batch's.
-        lengths = {_first_length(item) for item in value if isinstance(item, Tensor)}
-        if len(lengths) > 1 or any(isinstance(item, Mapping) or dataclasses.is_dataclass(item) for item in value):
-            return None
-    return next((n for n in map(_first_length, _children(value).values()) if n is not None), None)
 
 
 def share(value: Any, batch: int | None, rows: slice, device: torch.device) -> Any:
@@ -59,7 +38,7 @@ def share(value: Any, batch: int | None, rows: slice, device: torch.device) -> A
         return to_device(part, device)
     if batch is not None and _is_samples(value, batch):
         return [share(item, None, rows, device) for item in value[rows]]
-    return _rebuilt(value, {key: share(child, batch, rows, device) for key, child in _children(value).items()})
+    return _rebuilt(value, {key: share(child, batch, rows, device) for key, child in children(value).items()})
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -89,13 +68,11 @@ def gather(outputs: list[Any], lengths: list[int], device: torch.device, name: s
     full = isinstance(first, list) and [len(output) for output in outputs] == lengths
     if full and any(_is_samples(output, length) for output, length in zip(outputs, lengths, strict=True)):
         return [share(item, None, slice(None), device) for output in outputs for item in output]
-    children = [_children(output) for output in outputs]
-    if any(child.keys() != children[0].keys() for child in children):
-        raise UserError(_differ(name, [f"keys {list(child)}" for child in children]))
-    if children[0]:
-        joined = {
-            key: gather([child[key] for child in children], lengths, device, f"{name}: {key}") for key in children[0]
-        }
+    parts = [children(output) for output in outputs]
+    if any(part.keys() != parts[0].keys() for part in parts):
+        raise UserError(_differ(name, [f"keys {list(part)}" for part in parts]))
+    if parts[0]:
+        joined = {key: gather([part[key] for part in parts], lengths, device, f"{name}: {key}") for key in parts[0]}
         return _rebuilt(first, joined)
     if not all(output is first or _equal(output, first) for output in outputs):
         raise UserError(_differ(name, [repr(output)[:40] for output in outputs]))
@@ -121,18 +98,7 @@ def _is_samples(value: Any, length: int) -> bool:
     if not isinstance(value, list) or len(value) != length:
         return False
     tensors = [item for item in value if isinstance(item, Tensor)]
-    return not tensors or any(_first_length(tensor) != length for tensor in tensors)
-
-
-def _children(value: Any) -> dict[Any, Any]:
-    """The parts of a dict, list, tuple or dataclass; none of anything else."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, list) or type(value) is tuple or hasattr(value, "_fields"):
-        return dict(enumerate(value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return {}
+    return not tensors or any(first_length(tensor) != length for tensor in tensors)
 
 
 def _rebuilt(value: Any, children: Mapping[Any, Any]) -> Any:

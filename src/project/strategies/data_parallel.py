@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import replicate
 
+from project.batch import batch_length
+from project.compiled import is_compiled
 from project.errors import UserError
-from project.strategies.batches import batch_length, chunks, gather, share
-from project.strategies.single_process import ReplacedForward, SingleProcessStrategy, is_compiled, is_in
+from project.strategies.batches import chunks, gather, share
+from project.strategies.single_process import ReplacedForward, SingleProcessStrategy, is_in
 
 ReplicaObserver = Callable[[int, torch.device], AbstractContextManager[Any]]
 

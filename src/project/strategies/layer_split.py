@@ -11,9 +11,11 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
+from project.batch import batch_length
+from project.compiled import is_compiled
 from project.errors import UserError
-from project.strategies.batches import batch_length, chunks, gather, share
-from project.strategies.single_process import ReplacedForward, SingleProcessStrategy, is_compiled, is_in
+from project.strategies.batches import chunks, gather, share
+from project.strategies.single_process import ReplacedForward, SingleProcessStrategy, is_in
 from project.strategies.stages import Part, chain_of, refuse_tied_weights, split, taken_out
 
 Stages = list[list[Part]]

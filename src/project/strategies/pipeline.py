@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,20 @@ from torch.distributed.constants import default_pg_timeout
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torchmetrics import Metric
 
+from project.batch import batch_length
+from project.compiled import is_compiled
 from project.errors import UserError
-from project.strategies.batches import batch_length, share
+from project.strategies.batches import share
 from project.strategies.mesh import MeshStrategy
 from project.strategies.pipeline_checkpoint import gathered, own_optimizer_state
 from project.strategies.pipeline_layout import layout_of
 from project.strategies.pipelined_net import PipelinedNet
 from project.strategies.placement import take_buffers, take_from_rank_zero
 from project.strategies.sharded_checkpoint import is_sharded, load_sharded
-from project.strategies.single_process import is_compiled, named_submodules
+from project.strategies.single_process import named_submodules
 from project.strategies.stages import taken_out
 from project.strategies.user_step import UserStep
+from project.tracking.arrivals import OWN_GROUP
 
 
 class PipelineStrategy(MeshStrategy):
@@ -325,11 +329,16 @@ class PipelineStrategy(MeshStrategy):
         merged = {index: values for part in parts for index, values in part.items()}
         return state | {"state": {index: merged[index] for index in sorted(merged)}} if parts else {}
 
+    @cached_property
+    def _savers(self) -> Any:
+        """The first pipeline once more, on the CPU: NCCL would make a communicator for each two, and keep it."""
+        assert self._device_mesh is not None
+        return dist.new_group(self._device_mesh.mesh[0].tolist(), backend="gloo", group_desc=OWN_GROUP)
+
     def _gathered(self, own: Any) -> list[Any]:
         """What the ranks of the first pipeline hold, on rank 0; an empty list elsewhere."""
-        assert self._device_mesh is not None
-        is_in_first_pipeline = self._device_mesh["data_parallel"].get_local_rank() == 0
-        return gathered(own, self._group, self.root_device) if is_in_first_pipeline else []
+        savers = self._savers  # which all ranks make
+        return gathered(own, savers) if isinstance(savers, dist.ProcessGroup) else []
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         path = Path(self.broadcast(str(checkpoint_path)))

@@ -13,10 +13,11 @@ from torch.utils._pytree import tree_map_only
 from project.strategies.sharded_checkpoint import Checkpoint, parameters_by_index
 
 
-def gathered(own: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:
+def gathered(own: Any, group: dist.ProcessGroup) -> list[Any]:
     """The nested dicts and lists of all ranks, in their order, in the first rank's memory; elsewhere nothing.
 
-    Tensors are sent one at a time, so that no rank but the first needs memory for what is not its own.
+    Tensors are sent one at a time, so that no rank but the first needs memory for what is not its own; from the host's
+    memory, where they are to be, and so by a group for the CPU.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     kinds = tree_map_only(Tensor, lambda tensor: tensor.detach().to("meta"), own)
@@ -24,14 +25,14 @@ def gathered(own: Any, group: dist.ProcessGroup, device: torch.device) -> list[A
     dist.gather_object(kinds, of_ranks, group=group, group_dst=0)
     if of_ranks is None:
         tree_map_only(
-            Tensor, lambda tensor: dist.send(tensor.detach().to(device).contiguous(), group=group, group_dst=0), own
+            Tensor, lambda tensor: dist.send(tensor.detach().cpu().contiguous(), group=group, group_dst=0), own
         )
         return []
 
     def received(source: int, kind: Tensor) -> Tensor:
-        buffer = torch.empty(kind.shape, dtype=kind.dtype, device=device)
+        buffer = torch.empty(kind.shape, dtype=kind.dtype)
         dist.recv(buffer, group=group, group_src=source)
-        return buffer.cpu()
+        return buffer
 
     others = [tree_map_only(Tensor, partial(received, source), of_ranks[source]) for source in range(1, ranks)]
     return [tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), own), *others]

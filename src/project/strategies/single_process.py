@@ -209,11 +209,6 @@ class SingleProcessStrategy(ParallelStrategy):
         pass
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile was asked to trace the module, in place or wrapped."""
-    return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
-
-
 def is_in(part: nn.Module, module: nn.Module) -> bool:
     """Whether a module is, or holds, the very part."""
     return any(part is m for m in module.modules())

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
+from project.batch import num_samples
 from project.tracking.between_steps import BetweenSteps
-
-MOST_LOSSES = 100  # that wait on the device to be summed up
 
 
 class TrainingCurves(Callback, BetweenSteps):
@@ -31,10 +30,9 @@ class TrainingCurves(Callback, BetweenSteps):
         self.samples = 0
         self.train_s = 0.0
         self.first_step_at: float | None = None  # seconds since 1970
-        # Since the last point: of the losses of all samples, and how many those are, (2,); and what is not in it yet.
-        self._sums: Tensor | None = None
-        self._losses: list[Tensor] = []
-        self._weights: list[tuple[int, int]] = []
+        # Of the losses of all samples since the last point, (), on an accelerator where they are, and of how many.
+        self._total: Tensor | float | None = None
+        self._count = 0
         self._grad_norm: Tensor | None = None
         self._lr: float | None = None
         self._running_since: float | None = None
@@ -45,18 +43,21 @@ class TrainingCurves(Callback, BetweenSteps):
         return self.samples / self.train_s if self.samples else None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._sums, self._losses, self._weights = None, [], []
+        self._total, self._count = None, 0
         sampling = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
         self._num_replicas: int = sampling.get("num_replicas", 1)
 
     def rank_state(self) -> dict[str, Any]:
         """What this rank has summed up since the last point, for a checkpoint."""
-        self._sum_up()
-        return {"sums": None if self._sums is None else self._sums.cpu().clone()}
+        if self._total is None:
+            return {"sums": None}
+        return {"sums": torch.tensor([float(self._total), self._count], dtype=torch.float64)}
 
     def load_rank_state(self, state: dict[str, Any]) -> None:
         """Go on with what ``rank_state`` returned."""
-        self._sums = state["sums"]
+        if state["sums"] is not None:
+            total, count = state["sums"].tolist()
+            self._total, self._count = total, int(count)
 
     # The clock runs from the start of an epoch to its last batch, and stands still in validation
     # and while checkpoints are written.
@@ -101,53 +102,63 @@ class TrainingCurves(Callback, BetweenSteps):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self.first_step_at = self.first_step_at or time.time()
-        length = batch_length(batch)
+        length = num_samples(batch)
         self.samples += length * self._num_replicas
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, Tensor):
-            self._losses.append(loss.detach())
             # Lightning hands the loss over divided by the number of batches that it accumulates.
-            self._weights.append((length * trainer.accumulate_grad_batches, length))
-            if len(self._losses) == MOST_LOSSES:
-                self._sum_up()
-
+            self._add(loss.detach(), length * trainer.accumulate_grad_batches)
+            self._count += length
         if _is_logged(trainer):
             accumulating = pl_module.automatic_optimization and trainer.fit_loop._should_accumulate()
             if not accumulating:
                 self._log(trainer)
 
-    def _sum_up(self) -> None:
-        if not self._losses:
+    def _add(self, loss: Tensor, weight: int) -> None:
+        if loss.device.type == "cpu" and not isinstance(self._total, Tensor):
+            # An operation takes longer than reading the number.
+            self._total = (self._total or 0.0) + loss.item() * weight
             return
-        device = self._losses[0].device
         # Sums in float32 would depend in their seventh digit on how the samples were shared out.
-        dtype = torch.float32 if device.type == "mps" else torch.float64
-        if device.type == "cpu":  # where operations on ten numbers take longer than reading them
-            total = sum(loss.item() * weight for loss, (weight, _) in zip(self._losses, self._weights, strict=True))
-            sums = torch.tensor([total, sum(number for _, number in self._weights)], dtype=dtype)
-        else:
-            weights = torch.tensor(self._weights, dtype=dtype, device=device)
-            sums = torch.stack([torch.stack(self._losses).flatten().to(dtype) @ weights[:, 0], weights[:, 1].sum()])
-        self._sums = sums if self._sums is None else self._sums.to(sums).add_(sums)
-        self._losses, self._weights = [], []
+        dtype = torch.float32 if loss.device.type == "mps" else torch.float64
+        if not isinstance(self._total, Tensor):
+            self._total = torch.full((), self._total or 0.0, dtype=dtype, device=loss.device)
+        self._total.add_(loss.reshape(()), alpha=weight)
 
     def _log(self, trainer: L.Trainer) -> None:
         values: dict[str, Tensor] = {}
-        self._sum_up()
-        if self._sums is not None:
-            if trainer.world_size > 1:
-                # At once; torchmetrics gathers one state after another, which took 20 ms on two busy cores.
-                dist.all_reduce(self._sums)
-            values["train/loss"] = self._sums[0] / self._sums[1]
-            trainer.progress_bar_metrics["train/loss"] = float(values["train/loss"])
-            self._sums = None
+        if self._total is not None:
+            values["train/loss"] = self._mean_loss(self._total, trainer.world_size)
+            self._total, self._count = None, 0
         if self._grad_norm is not None:
             values["train/grad_norm"] = self._grad_norm
+        values = read_at_once(values)
+        if "train/loss" in values:
+            trainer.progress_bar_metrics["train/loss"] = values["train/loss"].item()
         if self._lr is not None:
             values["train/lr"] = torch.tensor(self._lr)
         # Not by self.log: of each value that it was given, Lightning makes new dictionaries in every step.
         trainer.callback_metrics.update(values)
         trainer._logger_connector.log_metrics(values)
+
+    def _mean_loss(self, total: Tensor | float, world_size: int) -> Tensor:
+        """Over the samples of all ranks since the last point, (), where the total is."""
+        if isinstance(total, Tensor):
+            sums = torch.stack([total, torch.full_like(total, self._count)])
+        else:
+            sums = torch.tensor([total, self._count], dtype=torch.float64)
+        if world_size > 1:
+            # At once; torchmetrics gathers one state after another, which took 20 ms on two busy cores.
+            dist.all_reduce(sums)
+        return sums[0] / sums[1]
+
+
+def read_at_once(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Scalars in the host's memory, after one wait for the device: a logger, which wants numbers, would for each."""
+    if all(value.device.type == "cpu" for value in values.values()):
+        return values
+    device = next(iter(values.values())).device
+    return dict(zip(values, torch.stack([value.to(device) for value in values.values()]).cpu(), strict=True))
 
 
 def gradient_norm(trainer: L.Trainer, optimizer: torch.optim.Optimizer) -> Tensor | None:
@@ -165,20 +176,3 @@ def _is_logged(trainer: L.Trainer) -> bool:
     """Whether Lightning writes what is logged in this step; ``global_step`` counts every optimizer of a GAN."""
     interval: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by a connector of the Trainer
     return (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % interval == 0
-
-
-def batch_length(batch: Any) -> int:
-    """Samples in a batch: the first dimension of the first tensor in it, 1 where there is none."""
-    tensor = _first_tensor(batch)
-    return 1 if tensor is None or not tensor.ndim else tensor.shape[0]
-
-
-def _first_tensor(batch: Any) -> Tensor | None:
-    if isinstance(batch, Tensor):
-        return batch
-    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
-    for part in parts:
-        found = _first_tensor(part)
-        if found is not None:
-            return found
-    return None

@@ -62,6 +62,8 @@ COMPUTING = 0.5  # of a step, below which the rest of it goes to one part here a
 APART = 2.0  # a straggler is later than any other by this factor
 BY_OPERATIONS = 0.5  # of forward and backward, from which on their operations, not what they compute, are the cost
 
+OF_OTHERS = ("sync", "buffers", "shards")  # parts in which a rank waits for others
+
 OF_CROWDING = ("synchronisation", "straggler", "unknown", "compute")  # what ranks that wait for a core look like
 
 FEW_STEPS = 50  # of fewer, the first ones and a single hiccup are a large share
@@ -108,7 +110,7 @@ def _verdict(ranks: Ranks, stepped: Tensor, facts: Facts) -> Diagnosis:
     lost = {
         "input": shares["data"],
         "transfer": shares["transfer"],
-        "synchronisation": shares.get("sync", 0.0) + shares.get("buffers", 0.0),
+        "synchronisation": sum(shares.get(name, 0.0) for name in OF_OTHERS),
         "host": shares["other"] + share_of_operations,
     }
     straggler = _straggler(ranks, stepped, step)
@@ -143,7 +145,7 @@ _WHAT: dict[str, tuple[str, Callable[[Facts], Remedies], str | None]] = {
     "input": ("waits for the data loader", remedies.against_input, LOOK_AT_DATASET),
     "transfer": ("moves the batch to the device", remedies.against_transfer, LOOK_AT_TRANSFER),
     "synchronisation": (
-        "waits for the gradients or buffers of other ranks, none of which is slow",
+        "waits for weights, gradients or buffers of other ranks, none of which is slow",
         remedies.against_synchronisation,
         None,
     ),
@@ -209,7 +211,7 @@ def _own_phase(ranks: Ranks, rank: int, late: float) -> str | None:
     excess = {
         name: float(part[rank] - median_of_others(part[:, None])[rank, 0])
         for name, part in ranks.parts().items()
-        if name not in ("sync", "buffers")
+        if name not in OF_OTHERS
     }
     phase = max(excess, key=excess.__getitem__)
     return phase if excess[phase] > 0.5 * late else None

@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 import torch
 
+from project.compiled import is_compiled
 from project.cpu import usable_cores
 from project.tracking.progress import Progress
 from project.tracking.remedies import Facts
@@ -36,7 +37,7 @@ def facts_of(trainer: L.Trainer, module: L.LightningModule) -> Facts:
         several_hosts=trainer.num_nodes > 1,
         strategy=type(trainer.strategy).__name__,
         precision=str(trainer.precision),
-        compiled=any(part._compiled_call_impl is not None for part in module.modules()),
+        compiled=any(map(is_compiled, module.modules())),
         can_compile="compile" in module.hparams and has_compiler,
         cores=usable_cores(),
         threads=torch.get_num_threads(),

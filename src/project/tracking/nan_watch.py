@@ -18,15 +18,16 @@ from project.tracking.device_clock import cuda_event
 
 CHOICES = ("stop", "skip", "ignore")
 MOST_SKIPPED = 20  # steps in a row
-READ_EVERY = 10  # steps, on CUDA
+READ_EVERY = 10  # steps, on accelerators
 
 
 class NanWatch(Callback):
     """Acts on the first loss that is NaN or infinite, or the first such gradients.
 
-    ``stop`` and ``ignore`` look at the loss of each step, on each rank before it meets others, and on CUDA never wait
-    for the device, so that they hear of it some steps later. Gradients that were not finite show in the next loss, and
-    in the weights. ``skip`` looks at the norm of the gradients of each step, which it waits for.
+    ``stop`` and ``ignore`` look at the loss of each step, on each rank before it meets others. On CUDA they never
+    wait for the device, and on other accelerators once in ten steps, so that they hear of it some steps later.
+    Gradients that were not finite show in the next loss, and in the weights. ``skip`` looks at the norm of the
+    gradients of each step, which it waits for.
 
     Args:
         on_nan: ``stop`` ends the training with an error that names step, rank and parameter; ``skip`` leaves a step of
@@ -100,7 +101,7 @@ class NanWatch(Callback):
 
 
 class FirstBad:
-    """The step of the first loss that is not finite, found on the device, and read without waiting for it.
+    """The step of the first loss that is not finite, found on the device, and read seldom or without waiting.
 
     Args:
         device: Of the losses.
@@ -108,6 +109,7 @@ class FirstBad:
     """
 
     def __init__(self, device: torch.device, only_nan: bool = False) -> None:
+        self._on_cpu = device.type == "cpu"
         self._on_cuda = device.type == "cuda"
         self._only_nan = only_nan
         self._step: int | None = None
@@ -117,7 +119,7 @@ class FirstBad:
         self._unread = 0
 
     def note(self, step: int, loss: Tensor) -> None:
-        if self._on_cuda:
+        if not self._on_cpu:
             self._first = torch.where((self._first < 0) & self._are_bad(loss).any(), step, self._first)
         elif self._step is None and self._is_bad(loss):
             self._step = step
@@ -133,7 +135,7 @@ class FirstBad:
 
     def read(self, wait: bool = False) -> int | None:
         """The step; None as long as none is known."""
-        if not self._on_cuda:
+        if self._on_cpu:
             return self._step
         if wait:
             return self._number(self._first)
@@ -145,6 +147,8 @@ class FirstBad:
         self._unread += 1
         if self._unread >= READ_EVERY:
             self._unread = 0
+            if not self._on_cuda:
+                return self._number(self._first)
             self._host.copy_(self._first, non_blocking=True)
             self._copied = cuda_event()
             self._copied.record()

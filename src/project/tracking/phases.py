@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 
 # In the order of a step. "buffers" is DDP's broadcast of buffers, which begins forward where there is batch norm;
+# "shards" is FSDP's exchange of weights and gradients, within forward and backward, where it is known: on the CPU;
 # "other" is what no phase claims: the loop itself, callbacks, logging.
-PHASES = ("data", "transfer", "buffers", "forward", "backward", "optimizer", "other")
+PHASES = ("data", "transfer", "buffers", "shards", "forward", "backward", "optimizer", "other")
 
 
 class PhaseClock:

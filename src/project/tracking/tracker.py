@@ -19,16 +19,17 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.profilers import Profiler
 from torch import Tensor
 
+from project.batch import num_samples
 from project.errors import UserError
 from project.notices import notice
 from project.tracking.arrivals import OWN_GROUP, Arrivals, Marks, arrivals
 from project.tracking.between_steps import BetweenSteps
-from project.tracking.curves import batch_length
 from project.tracking.dashboard import Dashboard
 from project.tracking.ddp_times import DDPTimes, TimedBuffers
 from project.tracking.device_clock import DeviceClock, on_device
 from project.tracking.diagnosis import Diagnosis
 from project.tracking.facts import facts_of, num_model_replicas, progress_of
+from project.tracking.fsdp_times import TimedShards
 from project.tracking.machine import Machine, peak_flops_per_s
 from project.tracking.operations import OperationCost, count_operations
 from project.tracking.overview import Overview
@@ -75,7 +76,7 @@ class Tracker(Callback, BetweenSteps):
         self.clock = PhaseClock()
         self._profiler: PhaseProfiler | None = None
         self._overview: Overview | None = None  # on rank 0
-        self._buffers: TimedBuffers | None = None
+        self._timed: list[TimedBuffers | TimedShards] = []
 
     # The clocks run between the hooks of Lightning's profiler; here they are set up and stopped.
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -126,12 +127,12 @@ class Tracker(Callback, BetweenSteps):
             trainer.profiler = profiler.inner  # type: ignore[attr-defined]
         if self._profiler is not None and getattr(trainer.strategy, "observe_replica", None) == self._replicas.observe:
             trainer.strategy.observe_replica = None  # type: ignore[attr-defined]
-        if self._buffers is not None:
-            self._buffers.remove()
+        for timed in self._timed:
+            timed.remove()
         if self._overview is not None and self._overview.dashboard is not None:
             self._overview.dashboard.close()
             self._overview.dashboard = None
-        self._profiler = self._buffers = None
+        self._profiler, self._timed = None, []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         device = trainer.strategy.root_device
@@ -146,7 +147,8 @@ class Tracker(Callback, BetweenSteps):
         self._machine = Machine(device, notice)
         self._read_every = READ_EVERY["cuda" if device.type == "cuda" else "cpu"]
         self._ddp = DDPTimes(trainer.strategy.model, self._read_every)
-        self._buffers = TimedBuffers(trainer.strategy.model, self._phase)
+        model = trainer.strategy.model
+        self._timed = [TimedBuffers(model, self._phase), TimedShards(model, self._phase, on_cpu=device.type == "cpu")]
         self._started_at = self._pictures_at = time.perf_counter()
         self._trained_s = 0.0
         self._steps_before = trainer.global_step
@@ -222,7 +224,7 @@ class Tracker(Callback, BetweenSteps):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._samples += batch_length(batch)
+        self._samples += num_samples(batch)
         self._tokens += math.nan if self._tokens_in is None else self._tokens_in(batch)
         self._batches += 1
         if self._batches % self._read_every == 0:

@@ -41,6 +41,7 @@ class Window:
     data: float = 0.0
     transfer: float = 0.0
     buffers: float = 0.0
+    shards: float = 0.0
     forward: float = 0.0
     backward: float = 0.0
     optimizer: float = 0.0
@@ -109,11 +110,12 @@ class Ranks:
     def parts(self) -> dict[str, Tensor]:
         """The phases, with what is known of backward's waiting as one of its own, (R,) each; they sum to the step.
 
-        Without those of `buffers` where no rank has any.
+        Without those of `buffers` and `shards` where no rank has any.
         """
         parts = {name: self[name] for name in PHASES}
-        if not (parts["buffers"] > 0).any():
-            del parts["buffers"]
+        for name in ("buffers", "shards"):
+            if not (parts[name] > 0).any():
+                del parts[name]
         if not self["sync"].isnan().all():
             parts["sync"] = torch.minimum(self["sync"].nan_to_num(0.0), parts["backward"])
             parts["backward"] = parts["backward"] - parts["sync"]

@@ -14,11 +14,12 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
+from project.batch import num_samples
 from project.config.build import build
 from project.launch.heartbeat import BEAT, Sign
 from project.launch.summary import readable
-from project.tracking.curves import batch_length
 from project.tracking.facts import num_model_replicas, progress_of
 from project.training.ending import ended_early
 
@@ -75,6 +76,7 @@ class ProgressDisplay(ProgressBar):
         self._paused_s = 0.0
         self._validations_s: list[float] = []
         self._batches, self._samples = 0, 0
+        self._read: dict[str, tuple[Tensor, float | None]] = {}
         self._num_replicas = num_model_replicas(trainer)
         if self._is_enabled and sys.stdout.isatty():
             # Without a thread of its own: what the training prints meanwhile goes above the display.
@@ -85,7 +87,7 @@ class ProgressDisplay(ProgressBar):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._batches += 1
-        self._samples += batch_length(batch) * self._num_replicas
+        self._samples += num_samples(batch) * self._num_replicas
         self._show(trainer, pl_module)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -148,9 +150,17 @@ class ProgressDisplay(ProgressBar):
         validated = {name: value for name, value in known.items() if name.startswith("val")}
         shown: dict[str, Any] = self.get_metrics(trainer, module)
         shown |= dict([(name, value) for name, value in validated.items() if name not in shown][:MOST_METRICS])
-        metrics = {name: as_number(value) for name, value in shown.items()}
+        metrics = {name: self._number(name, value) for name, value in shown.items()}
         told = [f"{name} {readable(value)}" for name, value in metrics.items() if value is not None and name != "v_num"]
         return ", ".join(parts) + (f": {', '.join(told)}" if told else "")
+
+    def _number(self, name: str, value: Any) -> float | None:
+        """Of a logged value; a tensor is read once, not at each redraw, which would wait for a GPU."""
+        if not isinstance(value, Tensor):
+            return as_number(value)
+        if name not in self._read or self._read[name][0] is not value:
+            self._read[name] = (value, as_number(value))
+        return self._read[name][1]
 
     def _drawn(self, trainer: L.Trainer, line: str) -> RenderableType:
         share = progress_of(trainer).share()

@@ -10,7 +10,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
-from project.strategies.batches import batch_length
+from project.batch import batch_length
+from project.compiled import is_compiled
 
 # Two threads meet at the end of every operation, and where either is late (another process, a checkpoint's writer) the
 # other waits. Beside other work on two cores, steps of the digits' MLP (33 MFLOP) took 1.3 to 2.7 ms on average with
@@ -46,7 +47,7 @@ class StepThreads(Callback):
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # A compiled model would be compiled anew for the hook, and replicas in one process don't share threads so.
         is_alone = trainer.num_devices == 1 or trainer.world_size > 1
-        if self._adapts(trainer) and is_alone and not any(map(_is_compiled, pl_module.modules())):
+        if self._adapts(trainer) and is_alone and not any(map(is_compiled, pl_module.modules())):
             self._forward = _Forward(pl_module)
 
     def _adapts(self, trainer: L.Trainer) -> bool:
@@ -97,10 +98,6 @@ class StepThreads(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._flop = state_dict["flop"]
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
 
 
 class _Forward:
