@@ -69,10 +69,25 @@ def test_names_that_cant_be_are_refused(name: str, words: str) -> None:
 def test_a_copy_goes_into_a_new_folder_outside(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").touch()
-    with pytest.raises(UserError, match="not empty: type a new folder"):
-        rename.copy(rename.ROOT, tmp_path / "there")
-    with pytest.raises(UserError, match=r"outside of it, as \.\./my-lab"):
-        rename.copy(rename.ROOT, rename.ROOT / "inside")
+    with pytest.raises(UserError, match="not empty: type a new folder"), rename.whole(tmp_path / "there"):
+        pass
+    with pytest.raises(UserError, match=r"outside of it, as \.\./my-lab"), rename.whole(rename.ROOT / "inside"):
+        pass
+
+
+def test_a_copy_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    for folder in (tmp_path / "new" / "lab", tmp_path / "empty"):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        with pytest.raises(KeyboardInterrupt), rename.whole(folder) as place:
+            place.mkdir()
+            (place / "file").touch()
+            raise KeyboardInterrupt
+        assert not list(folder.glob("*"))
+        assert not [path for path in folder.parent.iterdir() if path.name.startswith(".")]
+        with rename.whole(folder) as place:
+            place.mkdir()
+            (place / "file").touch()
+        assert (folder / "file").is_file()
 
 
 def test_renaming_in_place_wants_all_changes_kept(tmp_path: Path) -> None:

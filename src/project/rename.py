@@ -14,7 +14,9 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from project.errors import UserError
@@ -44,17 +46,16 @@ def main() -> None:
             raise UserError(f"{ROOT} holds no clone of the project: run this from one, with pip install -e .")
         if arguments.without_examples:
             listed(ROOT)  # there is such a list, or nothing is begun
+        folder = arguments.folder or ROOT
         if arguments.folder is None:
             check_clean(ROOT)
-            folder, paths = ROOT, list(files(ROOT))
-        else:
-            folder = arguments.folder
-            paths = copy(ROOT, folder)
-        number = len(paths)
-        if arguments.without_examples:
-            paths = leave_out(folder, paths)
-        changed = rename(folder, paths, arguments.name)
-        tidy(folder)
+        with nullcontext(ROOT) if arguments.folder is None else whole(folder) as place:
+            paths = list(files(ROOT)) if arguments.folder is None else copy(ROOT, place)
+            number = len(paths)
+            if arguments.without_examples:
+                paths = leave_out(place, paths)
+            changed = rename(place, paths, arguments.name)
+            tidy(place)
     except UserError as error:
         sys.exit(f"error: {error}")
     done = f"copied to {folder}" if arguments.folder else "looked through"
@@ -89,7 +90,10 @@ def check_clean(root: Path) -> None:
     status = _git(root, "status", "--porcelain")
     if status is None or status.strip():
         reason = "is not kept by git" if status is None else "has changes that are not committed"
-        raise UserError(f"{root} {reason}: commit first, or type a folder to copy to, as {OLD}.rename my_lab ../my-lab")
+        raise UserError(
+            f"{root} {reason}: commit first (or git checkout ., after a rename that was cut off), or type a folder to "
+            f"copy to, as {OLD}.rename my_lab ../my-lab"
+        )
 
 
 def files(root: Path) -> Iterator[Path]:
@@ -104,23 +108,34 @@ def files(root: Path) -> Iterator[Path]:
             yield relative
 
 
-def copy(root: Path, folder: Path) -> list[Path]:
-    """Copy the project's files to a new folder; their paths there.
+@contextmanager
+def whole(folder: Path) -> Iterator[Path]:
+    """A place beside a new folder, which becomes that folder when all is done, and goes if anything fails.
 
     Raises:
         UserError: the folder is not empty, within the project, or can't be written.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is there already and not empty: type a new folder")
-    if folder.resolve().is_relative_to(root):
-        raise UserError(f"{folder} is within {root}: type a folder outside of it, as ../my-lab")
-    paths = list(files(root))
+    if folder.resolve().is_relative_to(ROOT):
+        raise UserError(f"{folder} is within {ROOT}: type a folder outside of it, as ../my-lab")
+    folder = folder.resolve()
     try:
-        for path in paths:
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(root / path, folder / path)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as beside:
+            place = Path(beside) / folder.name
+            yield place
+            place.rename(folder)
     except OSError as error:
         raise UserError(f"{folder} can't be written ({error.strerror}): type another folder") from error
+
+
+def copy(root: Path, folder: Path) -> list[Path]:
+    """Copy the project's files; their paths there."""
+    paths = list(files(root))
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(root / path, folder / path)
     return paths
 
 

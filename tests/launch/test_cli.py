@@ -1,5 +1,6 @@
 """The command line, before Hydra reads it."""
 
+import os
 import re
 import signal
 import subprocess
@@ -100,3 +101,17 @@ def test_ctrl_c_while_a_command_imports_is_a_sentence(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == -signal.SIGINT
     assert done.stderr == "\nInterrupted before the run began; nothing was written.\n"
+
+
+def test_a_long_temporary_folder_is_no_place_for_sockets(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 20)
+    folder.mkdir()
+    code = (
+        "from project.launch import cli; cli._keep_sockets_short();"
+        "from multiprocessing.connection import Listener; print(Listener(family='AF_UNIX').address)"
+    )
+    command, environment = [sys.executable, "-c", code], os.environ | {"TMPDIR": str(folder)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("/tmp/pymp-")
+    assert not list(folder.iterdir())
+    assert not Path(done.stdout.strip()).parent.exists()

@@ -135,6 +135,21 @@ def test_a_parameter_outside_of_any_net_is_refused(mesh: Callable[[int, int], An
         parallelize(module, mesh(2, 1))
 
 
+def test_a_weight_of_two_nets_is_refused(mesh: Callable[[int, int], Any]) -> None:
+    module = Holder(nn.Linear(2, 2))
+    module.decoder = nn.Sequential(nn.Linear(2, 2))
+    module.decoder[0].weight = module.net.weight
+    with pytest.raises(UserError, match=r"net\.weight and decoder\.0\.weight are one weight of two nets"):
+        parallelize(module, mesh(2, 1))
+
+
+def test_a_weight_that_two_layers_of_a_net_share_stays_one(mesh: Callable[[int, int], Any]) -> None:
+    within = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    within[1].weight = within[0].weight
+    parallelize(Holder(within), mesh(2, 1))
+    assert within[1].weight is within[0].weight
+
+
 def test_ranks_that_are_no_multiple_of_the_group_are_refused() -> None:
     with pytest.raises(
         UserError, match="trainer.devices=3 is no multiple .*tensor_parallel_size=2: type trainer.devices=4"

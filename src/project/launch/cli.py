@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import os
+import shutil
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -32,6 +36,7 @@ from project.launch.stopping import TOLD
 from project.sweep.plugins import ask_for_several_jobs, go_on_with_sweep, register_plugins
 
 PATIENCE_S = 20
+LONGEST = 70  # of a temporary folder's path, to which multiprocessing adds up to 34 characters
 
 Prepare = Callable[[str, list[str]], str]
 Job = Callable[[str, DictConfig, list[str], str, Path | None], Outcome]
@@ -70,7 +75,12 @@ def run(
 
 def _run(name: str, function: str, prepare: Prepare | None, job: Job | None, doc: str | None) -> int:
     wants_traceback = full_tracebacks()
-    folder = str(Path.cwd())
+    try:
+        folder = str(Path.cwd())
+    except FileNotFoundError:
+        print("error: the working directory has been deleted: type cd with a folder that is there", file=sys.stderr)
+        return 1
+    _keep_sockets_short()
     if folder not in sys.path:
         sys.path.insert(0, folder)  # a console script has its own folder there, not the user's
     cores_at_start = cpu.CoresTaken.until_now()
@@ -137,6 +147,14 @@ def _run(name: str, function: str, prepare: Prepare | None, job: Job | None, doc
     finally:
         server.end()
     return 0
+
+
+def _keep_sockets_short() -> None:
+    """Sockets of ranks and workers lie in the temporary folder, and Linux takes no path of 108 characters for one."""
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    if os.name == "posix" and len(tempfile.gettempdir()) > LONGEST and "tempdir" not in config:
+        config["tempdir"] = tempfile.mkdtemp(prefix="pymp-", dir="/tmp")
+        atexit.register(shutil.rmtree, config["tempdir"], ignore_errors=True)
 
 
 def flags_first(arguments: list[str]) -> None:

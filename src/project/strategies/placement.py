@@ -32,10 +32,10 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, reshard_after_forward: bool
         reshard_after_forward: Give a block's gathered weights back until the backward pass.
 
     Raises:
-        UserError: a plan does not fit the net or the number of ranks, or a parameter belongs to no net.
+        UserError: a plan does not fit the net or the number of ranks, or a parameter belongs to no net or to two.
     """
     nets = dict(_nets(module))
-    _check_parameters_have_a_net(module, nets.values())
+    _check_each_parameter_has_one_net(module, nets)
     plans = _plans(module)
     device = torch.device(mesh.device_type)  # the current one
     take_from_rank_zero(chain(module.parameters(), module.buffers()), device)
@@ -87,11 +87,19 @@ def _nets(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]
             yield f"{prefix}{name}", child
 
 
-def _check_parameters_have_a_net(module: nn.Module, nets: Iterable[nn.Module]) -> None:
-    covered = {id(p) for net in nets for p in net.parameters()}
-    covered |= {id(p) for part in module.modules() if isinstance(part, Metric) for p in part.parameters()}
+def _check_each_parameter_has_one_net(module: nn.Module, nets: dict[str, nn.Module]) -> None:
+    names: dict[int, str] = {}
+    for name, net in nets.items():
+        for inner, parameter in net.named_parameters(prefix=name):
+            other = names.setdefault(id(parameter), inner)
+            if other != inner:  # each net would be given a copy of its own
+                raise UserError(
+                    f"{other} and {inner} are one weight of two nets, which can't be spread over ranks: put both nets "
+                    "into one module that calls them in its forward, or type trainer/strategy=ddp"
+                )
+    of_metrics = {id(p) for part in module.modules() if isinstance(part, Metric) for p in part.parameters()}
     for name, parameter in module.named_parameters():
-        if id(parameter) not in covered:
+        if id(parameter) not in names.keys() | of_metrics:
             raise UserError(
                 f"{type(module).__name__}.{name} is a parameter outside of any net, so it can't be spread over ranks: "
                 "move it into a module that uses it in its forward, or type trainer/strategy=ddp"

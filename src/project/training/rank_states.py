@@ -55,7 +55,7 @@ class RankStates(Callback, BetweenSteps):
             seed_rank(self.seed, trainer.global_rank)
             return
         trainer._logger_connector._callback_metrics.update(
-            {name: torch.tensor(value) for name, value in self.logged.items()}
+            {name: torch.tensor(value, dtype=torch.float64) for name, value in self.logged.items()}
         )
         # What was not saved, and so the generators of a device of another kind; not the same as from the start.
         seed_rank(self.seed + 7919 * trainer.global_step, trainer.global_rank)
