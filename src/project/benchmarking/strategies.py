@@ -1,4 +1,9 @@
-"""How fast each strategy trains, against a hand-written loop with torch's own wrapper."""
+"""How fast each strategy trains, against a hand-written loop with torch's own wrapper.
+
+The sides of a row are as in ``overhead``. With the defaults, two ranks on two shared cores, 2 December 2026, medians
+with the smallest and the largest: ``ddp`` 1.81 times as fast (1.48 to 1.90), ``dp`` 1.74 (1.68 to 2.05), ``fsdp`` 1.20
+(1.14 to 1.38). Before freed memory stayed with the process and optimizers were fused: 1.04, 0.94 and 0.93.
+"""
 
 from __future__ import annotations
 
