@@ -1,5 +1,7 @@
 """Which errors are told in a sentence, and the nearest right name."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -119,3 +121,29 @@ def test_weights_that_a_lazy_module_lacks_are_told_with_what_to_write() -> None:
         told = sentence(error)
         assert told is not None
         assert "nn.Linear(in_features, out_features)" in told
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(24, "Too many open files"), "type ulimit -n 4096"),
+        (RuntimeError("[enforce fail at loop.cc:48] rv != -1. pipe: Too many open files"), "type ulimit -n 4096"),
+        (RuntimeError("received 0 items of ancdata"), "type ulimit -n 4096"),
+        (
+            RuntimeError("[enforce fail at device.cc:84] ifa != nullptr. Unable to find address for: nope0"),
+            "^GLOO_SOCKET_IFNAME=nope0 names no network interface",
+        ),
+        (
+            ValueError(
+                " `val_check_interval` (1000) must be less than or equal to the number of the training batches (8). If"
+            ),
+            "^trainer.val_check_interval=1000 is more than the 8 batches .*: type trainer.val_check_interval=8 or",
+        ),
+    ],
+)
+def test_limits_of_the_host_and_of_lightning_are_told_with_what_to_type(error: Exception, words: str) -> None:
+    assert re.search(words, str(sentence(error)))
+
+
+def test_another_error_of_files_keeps_its_traceback() -> None:
+    assert sentence(OSError(5, "Input/output error")) is None

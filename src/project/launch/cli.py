@@ -81,6 +81,7 @@ def _run(name: str, function: str, prepare: Prepare | None, job: Job | None, doc
     try:
         # With this set, Hydra raises what went wrong instead of printing it.
         os.environ[FULL_ERROR] = "1"
+        devices.check_environment()
         flags_first(sys.argv)
         if name == "train":
             go_on_with_sweep(sys.argv)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import lightning as L
@@ -10,6 +9,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
+from project.cpu import threads_given
 from project.strategies.batches import batch_length
 
 # Two threads meet at the end of every operation, and where either is late (another process, a checkpoint's writer) the
@@ -38,7 +38,7 @@ class StepThreads(Callback):
     """
 
     def __init__(self, threads_per_rank: int | str) -> None:
-        self._is_open = threads_per_rank == "auto" and not os.environ.get("OMP_NUM_THREADS")
+        self._is_open = threads_per_rank == "auto" and threads_given("OMP_NUM_THREADS") is None
         self._flop: float | None = None  # of a step
         self._forward: _Forward | None = None
         self._before = 0
