@@ -44,10 +44,24 @@ _UNINITIALIZED = (
     "number of features, as in nn.Linear(in_features, out_features), or run one batch through the net at the end of "
     "the model's __init__"
 )
+_NOTHING_TRAINED = (
+    "the loss of training_step depends on no weight that is trained: the model has none, all of its weights are frozen "
+    "(requires_grad=False), or the loss came out of .item(), .detach() or torch.no_grad()"
+)
 _IN_OUR_WORDS = {
     r"Too many open files|received \d+ items of ancdata": (
         "more files were to be open at once than this shell lets a process have: type ulimit -n 4096 before the "
         "command, or fewer trainer.devices and data.num_workers"
+    ),
+    r"Could not run '(aten::linalg_vector_norm|aten::clamp_|fsdp::chunk_cat)' with arguments from the 'Sparse": (
+        r"an embedding with sparse=True has sparse gradients, for which torch has no \1: leave out sparse=True, or "
+        "type trainer.gradient_clip_val=null where gradients are clipped, and trainer/strategy=ddp where weights are spread"
+    ),
+    "DistributedDataParallel is not needed when a module doesn't have any parameter": _NOTHING_TRAINED,
+    "element 0 of tensors does not require grad and does not have a grad_fn": _NOTHING_TRAINED,
+    r"You requested to check (\S+) of the `\w+` but \S+ \* (\d+) < 1\..* `(limit_\w+_batches)=(\S+)`": (
+        r"\1 of \2 batches is less than one: type trainer.\3=\4 or more; or, where it was typed as "
+        r"trainer.overfit_batches, a number of batches, as trainer.overfit_batches=1"
     ),
     r"Unable to find (?:address|interface) for: (\S+)": (
         r"GLOO_SOCKET_IFNAME=\1 names no network interface of this host that has an address: type unset "

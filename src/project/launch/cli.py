@@ -24,7 +24,7 @@ from project.config.composition import (
     take_experiment_file,
 )
 from project.errors import FULL_ERROR, full_tracebacks, sentence
-from project.launch import devices, early_interrupt, usage
+from project.launch import devices, early_interrupt, hidden_modules, usage
 from project.launch.prestart import Server
 from project.launch.run import Outcome
 from project.launch.run_folder import CLAIMED
@@ -152,6 +152,8 @@ def _tell(error: Exception, config_name: str, wants_traceback: bool) -> int:
         text = str(error)  # the rank's own traceback
     if wants_traceback or text is None:
         traceback.print_exception(error)
+        if hint := hidden_modules.told(error):
+            print(f"error: {hint}", file=sys.stderr)
     elif _is_told_here():
         print(f"error: {text}", file=sys.stderr)
     return 1
