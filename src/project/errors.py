@@ -55,7 +55,7 @@ _IN_OUR_WORDS = {
     ),
     r"Could not run '(aten::linalg_vector_norm|aten::clamp_|fsdp::chunk_cat)' with arguments from the 'Sparse": (
         r"an embedding with sparse=True has sparse gradients, for which torch has no \1: leave out sparse=True, or "
-        "type trainer.gradient_clip_val=null where gradients are clipped, and trainer/strategy=ddp where weights are spread"
+        "type trainer.gradient_clip_val=null where gradients are clipped, trainer/strategy=ddp where weights are spread"
     ),
     "DistributedDataParallel is not needed when a module doesn't have any parameter": _NOTHING_TRAINED,
     "element 0 of tensors does not require grad and does not have a grad_fn": _NOTHING_TRAINED,
