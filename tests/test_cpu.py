@@ -54,6 +54,12 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int | None]:
         ({"OMP_NUM_THREADS": "3", "SLURM_CPUS_PER_TASK": "5"}, "auto", 1, 3),
         ({"OMP_NUM_THREADS": "3"}, 6, 2, 6),
         ({}, "6", 1, 6),
+        ({"OMP_NUM_THREADS": "2,1"}, "auto", 2, 2),
+        ({"OMP_NUM_THREADS": " 3 "}, "auto", 1, 3),
+        ({"OMP_NUM_THREADS": "0"}, "auto", 2, 4),
+        ({"OMP_NUM_THREADS": "-3"}, "auto", 1, None),
+        ({"OMP_NUM_THREADS": "abc", "SLURM_CPUS_PER_TASK": "5"}, "auto", 2, 5),
+        ({"SLURM_CPUS_PER_TASK": "x"}, "auto", 2, 4),
     ],
 )
 def test_cores_are_shared_out_unless_told_otherwise(

@@ -1,9 +1,13 @@
 """Which errors are told in a sentence, and the nearest right name."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch.nn.parallel import DistributedDataParallel
 
 from project.data.datamodule import DataModule, TensorDataset
 from project.data.loaders import SampleError
@@ -119,3 +123,57 @@ def test_weights_that_a_lazy_module_lacks_are_told_with_what_to_write() -> None:
         told = sentence(error)
         assert told is not None
         assert "nn.Linear(in_features, out_features)" in told
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(24, "Too many open files"), "type ulimit -n 4096"),
+        (RuntimeError("[enforce fail at loop.cc:48] rv != -1. pipe: Too many open files"), "type ulimit -n 4096"),
+        (RuntimeError("received 0 items of ancdata"), "type ulimit -n 4096"),
+        (
+            RuntimeError("[enforce fail at device.cc:84] ifa != nullptr. Unable to find address for: nope0"),
+            "^GLOO_SOCKET_IFNAME=nope0 names no network interface",
+        ),
+        (
+            ValueError(
+                " `val_check_interval` (1000) must be less than or equal to the number of the training batches (8). If"
+            ),
+            "^trainer.val_check_interval=1000 is more than the 8 batches .*: type trainer.val_check_interval=8 or",
+        ),
+    ],
+)
+def test_limits_of_the_host_and_of_lightning_are_told_with_what_to_type(error: Exception, words: str) -> None:
+    assert re.search(words, str(sentence(error)))
+
+
+def test_gradients_that_are_sparse_are_told_where_they_are_clipped() -> None:
+    net = torch.nn.Embedding(4, 2, sparse=True)
+    net(torch.tensor([1])).sum().backward()
+    told = str(sentence(caught(torch.nn.utils.clip_grad_norm_, net.parameters(), 1.0)))
+    assert "torch has no aten::linalg_vector_norm: leave out sparse=True" in told
+
+
+def test_a_loss_without_a_weight_is_told() -> None:
+    told = sentence(caught(torch.ones(1).backward))
+    assert str(told).startswith("the loss of training_step depends on no weight that is trained")
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        assert told == sentence(caught(DistributedDataParallel, torch.nn.Identity()))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_share_of_less_than_a_batch_is_told_with_what_to_type() -> None:
+    text = (
+        "You requested to check 0.001 of the `val_dataloader` but 0.001 * 4 < 1. Please increase the "
+        "`limit_val_batches` argument. Try at least `limit_val_batches=0.25`"
+    )
+    told = str(sentence(MisconfigurationException(text)))
+    assert told.startswith("0.001 of 4 batches is less than one: type trainer.limit_val_batches=0.25 or more; or")
+    assert told.endswith("trainer.overfit_batches=1")
+
+
+def test_another_error_of_files_keeps_its_traceback() -> None:
+    assert sentence(OSError(5, "Input/output error")) is None

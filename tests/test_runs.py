@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 import re
 import subprocess
 import sys
@@ -214,3 +215,15 @@ def test_help_imports_nothing_heavy() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert result.stdout.strip() == "set()"
+
+
+@pytest.mark.usefixtures("outputs")
+def test_a_console_without_unicode_gets_a_table_in_ascii(tmp_path: Path) -> None:
+    write_run(tmp_path / "outputs" / "mlp" / "ärger")
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
+    done = subprocess.run(
+        [sys.executable, "-m", "project.runs", "list"], env=ascii_only, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"| mlp/monday" in done.stdout
+    assert b"rger" in done.stdout

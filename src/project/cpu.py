@@ -109,10 +109,19 @@ def share_threads(threads_per_rank: int | str, local_world_size: int) -> None:
 
     if threads_per_rank != "auto":
         torch.set_num_threads(int(threads_per_rank))
-    elif given := os.environ.get("OMP_NUM_THREADS") or os.environ.get("SLURM_CPUS_PER_TASK"):
-        torch.set_num_threads(int(given))
+    elif given := threads_given("OMP_NUM_THREADS") or threads_given("SLURM_CPUS_PER_TASK"):
+        torch.set_num_threads(given)
     elif local_world_size > 1:
         torch.set_num_threads(max(1, usable_cores() // local_world_size))
+
+
+def threads_given(name: str) -> int | None:
+    """A variable's number of threads, of a list (one for each level of nesting) the first; None of what is none.
+
+    OpenMP too goes by its default then, and says so.
+    """
+    first = os.environ.get(name, "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) else None
 
 
 def keep_freed_memory() -> bool:

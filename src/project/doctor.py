@@ -16,9 +16,11 @@ from functools import partial
 from pathlib import Path
 
 from project.checkup.finding import Finding, Status
+from project.console import shows, spare_encoding
 from project.examples import Parser, split_doc
 
 MARKS = {Status.GOOD: "[green]✓[/]", Status.WARNING: "[yellow]![/]", Status.BROKEN: "[red]✗[/]"}
+IN_ASCII = {"✓": "+", "✗": "x"}
 START_S = 60  # at most, for ranks that import torch, beside other work
 RANK_S = 4  # more for each, where there are more of them than cores
 Section = tuple[str, Callable[[], Iterator[Finding]]]
@@ -39,6 +41,7 @@ def main() -> None:
     parser.add_argument(
         "--no-speed", action="store_true", help="leave out what is measured: products, copies, all-reduce"
     )
+    spare_encoding()
     arguments = parser.parse_args()
     if arguments.ranks is not None and not 2 <= arguments.ranks <= 64:
         parser.error(f"--ranks {arguments.ranks}: type a number from 2 to 64")
@@ -88,7 +91,10 @@ def _sections(outputs: Path, num_ranks: int | None, measure: bool) -> Iterator[S
 def _print_finding(finding: Finding) -> None:
     from rich.markup import escape
 
-    _print(f"  {MARKS[finding.status]} {escape(finding.name)}: {escape(finding.value)}")
+    mark = MARKS[finding.status]
+    for sign, plain in IN_ASCII.items():
+        mark = mark if shows(sign) else mark.replace(sign, plain)
+    _print(f"  {mark} {escape(finding.name)}: {escape(finding.value)}")
     if finding.remedy:
         _print(f"      [bold]{escape(finding.remedy)}[/]")
 

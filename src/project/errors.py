@@ -3,6 +3,7 @@
 import difflib
 import dis
 import os
+import re
 from collections.abc import Iterable
 
 
@@ -32,7 +33,8 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     return f": did you mean {match}?" if match else ""
 
 
-# What libraries say at length and without this project's names for it: a part of their text, and what to read instead.
+# What libraries say at length and without this project's names for it: a part of their text, as a regular expression,
+# and what to read instead.
 _UNUSED = (
     "some parameters of the model had no part in the loss of a step, and plain DDP waits for the gradients of all: "
     "type trainer/strategy=ddp_find_unused"
@@ -42,7 +44,33 @@ _UNINITIALIZED = (
     "number of features, as in nn.Linear(in_features, out_features), or run one batch through the net at the end of "
     "the model's __init__"
 )
+_NOTHING_TRAINED = (
+    "the loss of training_step depends on no weight that is trained: the model has none, all of its weights are frozen "
+    "(requires_grad=False), or the loss came out of .item(), .detach() or torch.no_grad()"
+)
 _IN_OUR_WORDS = {
+    r"Too many open files|received \d+ items of ancdata": (
+        "more files were to be open at once than this shell lets a process have: type ulimit -n 4096 before the "
+        "command, or fewer trainer.devices and data.num_workers"
+    ),
+    r"Could not run '(aten::linalg_vector_norm|aten::clamp_|fsdp::chunk_cat)' with arguments from the 'Sparse": (
+        r"an embedding with sparse=True has sparse gradients, for which torch has no \1: leave out sparse=True, or "
+        "type trainer.gradient_clip_val=null where gradients are clipped, trainer/strategy=ddp where weights are spread"
+    ),
+    "DistributedDataParallel is not needed when a module doesn't have any parameter": _NOTHING_TRAINED,
+    "element 0 of tensors does not require grad and does not have a grad_fn": _NOTHING_TRAINED,
+    r"You requested to check (\S+) of the `\w+` but \S+ \* (\d+) < 1\..* `(limit_\w+_batches)=(\S+)`": (
+        r"\1 of \2 batches is less than one: type trainer.\3=\4 or more; or, where it was typed as "
+        r"trainer.overfit_batches, a number of batches, as trainer.overfit_batches=1"
+    ),
+    r"Unable to find (?:address|interface) for: (\S+)": (
+        r"GLOO_SOCKET_IFNAME=\1 names no network interface of this host that has an address: type unset "
+        "GLOO_SOCKET_IFNAME, or set it to one that ip -brief address lists, as lo for a single host"
+    ),
+    r"`val_check_interval` \((\d+)\) must be less than or equal to the number of the training batches \((\d+)\)": (
+        r"trainer.val_check_interval=\1 is more than the \2 batches of an epoch: type trainer.val_check_interval=\2 or "
+        "less, or trainer.check_val_every_n_epoch=null too, for a validation after so many batches of any epochs"
+    ),
     "Modules with uninitialized parameters can't be used": _UNINITIALIZED,
     "uninitialized parameter in <method 'detach'": _UNINITIALIZED,  # of FSDP
     "parameters that were not used in producing the loss": _UNUSED,
@@ -81,8 +109,8 @@ def sentence(error: BaseException) -> str | None:
     if isinstance(error, UserError):
         return str(error)
     of_lightning = type(error).__name__ == "MisconfigurationException"
-    if of_lightning or isinstance(error, RuntimeError | ValueError):
-        told = next((ours for theirs, ours in _IN_OUR_WORDS.items() if theirs in str(error)), None)
+    if of_lightning or isinstance(error, RuntimeError | ValueError | OSError):
+        told = _in_our_words(str(error))
         if told or of_lightning:
             return told or str(error)
     if isinstance(error, ValueError) and _is_ours(type(error).__module__):
@@ -96,6 +124,13 @@ def sentence(error: BaseException) -> str | None:
         # int("x") or a wrong unpacking in our code is a bug, though its last frame is ours: there nothing says raise.
         if ours and dis.opname[code.co_code[last.tb_lasti]] == "RAISE_VARARGS":
             return str(error)
+    return None
+
+
+def _in_our_words(text: str) -> str | None:
+    for theirs, ours in _IN_OUR_WORDS.items():
+        if found := re.search(theirs, text):
+            return found.expand(ours)
     return None
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from project.console import spare_encoding
 from project.errors import UserError
 from project.examples import Parser, split_doc
 
@@ -87,6 +88,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code."""
+    spare_encoding()
     try:
         run(parser().parse_args(arguments))
     except UserError as error:

@@ -88,6 +88,7 @@ def test_lightnings_names_for_deepspeed_are_our_file_with_their_stage(name: str,
 
 
 IMPOSSIBLE = [
+    ("trainer.precision=transformer-engine", "type trainer.precision=bf16-mixed"),
     ("trainer.precision=16-mixed", "type trainer.precision=bf16-mixed"),
     ("trainer.precision=16", "type trainer.precision=bf16-mixed"),
     ("trainer.precision=16-true", "type trainer.precision=bf16-true"),

@@ -37,8 +37,50 @@ def test_order_without_shuffling_is_that_of_the_dataset() -> None:
 def test_batches_that_do_not_fill_a_step_are_dropped() -> None:
     sampler = TrainBatches(40, 4, rank=0, num_replicas=2, seed=0, batches_per_step=3)
     assert len(sampler) == len(list(sampler)) == 9
-    with pytest.raises(ValueError, match="fewer than 3 batches of data.batch_size=20: type data.batch_size=12 or less"):
-        TrainBatches(40, 20, rank=0, num_replicas=2, seed=0, batches_per_step=3)
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "per_step", "advice"),
+    [
+        (40, 20, 3, "type trainer.accumulate_grad_batches=2 or less"),
+        (100, 12, 100, "type trainer.accumulate_grad_batches=8 or less"),
+        (10, 12, 2, "type data.batch_size=4 or less"),
+        (10, 12, 20, "type trainer.accumulate_grad_batches=1, and data.batch_size=10 or less"),
+        (1, 12, 20, "type trainer.devices=1 or fewer"),
+    ],
+)
+def test_a_step_that_a_set_cant_fill_is_refused_with_what_fits(
+    length: int, size: int, per_step: int, advice: str
+) -> None:
+    with pytest.raises(ValueError, match=f"fewer than {per_step} batches of data.batch_size={size}: {advice}$"):
+        TrainBatches(length, size, rank=0, num_replicas=2, seed=0, batches_per_step=per_step)
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "per_step", "told"),
+    [
+        (100, 12, 1, None),  # 4 left out
+        (
+            100,
+            12,
+            5,
+            "Each epoch leaves out 40 of 100 samples, which do not fill a step of 5 batches: "
+            "type trainer.accumulate_grad_batches=4 for 4",
+        ),
+        (
+            100,
+            64,
+            1,
+            "Each epoch leaves out 36 of 100 samples, which do not fill a batch of 64: type data.batch_size=50 for 0",
+        ),
+        (3, 2, 1, None),  # two ranks can't do with less
+    ],
+)
+def test_many_samples_that_no_epoch_reads_are_told(length: int, size: int, per_step: int, told: str | None) -> None:
+    sampler = TrainBatches(length, size, rank=0, num_replicas=2, seed=0, batches_per_step=per_step)
+    assert sampler.told_of_left_out() == told
+    read = sum(len(batch) for batch in sampler) * 2
+    assert sampler.left_out == length - read
 
 
 def test_training_goes_on_at_the_first_batch_it_is_told() -> None:

@@ -1,6 +1,6 @@
 """Rounds of a run that is killed at random moments and goes on, against the same run undisturbed.
 
-python tests/faults/kill_and_resume.py --rounds 30 --ranks 1 2
+python tests/faults/kill_and_resume.py --rounds 30 --ranks 1 2 3
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ OPTIONS = (
     "callbacks=ema", "callbacks.last.every_n_steps=4", "++model.sleep_s=0.01", "test=false",
     "launch.threads_per_rank=1",
 )  # fmt: skip
+
+
+def on(num_ranks: int) -> tuple[str, str]:
+    """What to type for as many ranks: batches that they can share, as many an epoch as of 16."""
+    return f"trainer.devices={num_ranks}", f"data.batch_size={16 // num_ranks * num_ranks}"
 
 
 def train(folder: Path, *overrides: str) -> Outcome:
@@ -130,7 +135,7 @@ def last(folder: Path) -> dict[str, Any]:
 
 def rounds(num_ranks: int, num_rounds: int, folder: Path, seed: int = 0, *more: str) -> list[dict[str, Any]]:
     """For each round how often it was killed, and where its last checkpoint differs from the undisturbed run's."""
-    overrides = (*OPTIONS, f"trainer.devices={num_ranks}", *more)
+    overrides = (*OPTIONS, *on(num_ranks), *more)
     longest_s = train(folder / "whole", *overrides).train_s
     assert longest_s is not None
     moments = random.Random(seed)
@@ -154,7 +159,7 @@ def rounds(num_ranks: int, num_rounds: int, folder: Path, seed: int = 0, *more: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     sys.path.insert(0, str(TESTS))

@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import project
-from project.launch import cli, early_interrupt, run_folder
+from project.launch import cli, early_interrupt, hidden_modules, run_folder
 from project.launch.cli import flags_first
 
 
@@ -115,3 +116,29 @@ def test_a_long_temporary_folder_is_no_place_for_sockets(tmp_path: Path) -> None
     assert done.stdout.startswith("/tmp/pymp-")
     assert not list(folder.iterdir())
     assert not Path(done.stdout.strip()).parent.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["random.py", "torch/__init__.py"])
+def test_a_file_that_hides_a_module_is_named(tmp_path: Path, file: str) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "project.train", "trainer.accelerator=cpu"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    name = file.partition("/")[0]
+    assert last.startswith(f"error: ./{name} hides ")
+    assert last.endswith(": rename it")
+
+
+def test_only_files_of_the_working_folder_hide_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert hidden_modules.told(ImportError("any")) is None
+    monkeypatch.setitem(sys.modules, "odd", SimpleNamespace(__file__=str(tmp_path / "odd.py")))  # type: ignore[arg-type]
+    assert hidden_modules.told(ImportError("any")) is None
+    monkeypatch.setitem(sys.modules, "queue", SimpleNamespace(__file__=str(tmp_path / "queue.py")))  # type: ignore[arg-type]
+    assert hidden_modules.told(ImportError("any")) == "./queue.py hides Python's own module queue: rename it"
+    assert hidden_modules.told(ValueError("any")) is None

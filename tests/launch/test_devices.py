@@ -1,5 +1,6 @@
 """What the user may type as devices, how many ranks that makes, and who started them."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -200,3 +201,13 @@ def test_more_processes_than_a_host_can_start_are_refused() -> None:
         UserError, match=r"trainer\.devices=1000000000: each CPU rank is a process.*type trainer\.devices="
     ):
         devices.count("cpu", 10**9)
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "SLURM_STEP_NUM_TASKS"])
+@pytest.mark.parametrize(("value", "is_wrong"), [("z", True), ("", True), ("1", False)])
+def test_what_the_environment_says_of_ranks_must_be_numbers(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, is_wrong: bool
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"^{name}={value} in .*: type unset {name}$") if is_wrong else nullcontext():
+        devices.check_environment()

@@ -1,5 +1,6 @@
 """Ranks find those of their own start, and every group waits as long as the config says."""
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing.spawn import spawn
 
 from project.launch.elastic import free_port
-from project.launch.rendezvous import default_timeout, own_store
+from project.launch.rendezvous import default_timeout, own_store, waiting_told
 
 TIMEOUT = timedelta(seconds=20)
 CPU = torch.device("cpu")
@@ -60,3 +61,17 @@ def test_ranks_of_several_hosts_and_of_a_store_of_their_own_meet_as_torch_does(
     for name, value in (of_torchrun | changed).items():
         monkeypatch.setenv(name, value)
     assert own_store(TIMEOUT) is None
+
+
+@pytest.mark.parametrize(("rank", "wait_s", "is_told"), [(0, 0.2, True), (0, 0.0, False), (1, 0.05, False)])
+def test_a_long_wait_for_other_ranks_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: int, wait_s: float, is_told: bool
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "there")
+    monkeypatch.setenv("MASTER_PORT", "7")
+    with waiting_told(rank, world_size=2, patience_s=0.03):
+        time.sleep(wait_s)
+    time.sleep(0.1)
+    told = capsys.readouterr().err
+    assert told.count("Rank 0 of 2 still waits for the others at there:7. If nobody started them") == is_told
+    assert bool(told) == is_told

@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from torch import nn
 
 from project.errors import UserError
@@ -146,10 +146,21 @@ def test_without_a_batch_to_train_on_no_checkpoint_is_missed() -> None:
         assert best_checkpoint(trainer_with(("", None, None), limit=0)) is None
 
 
-def trainer_with(*callbacks: tuple[str, str | None, float | None], limit: float = 1.0) -> Any:
+def test_a_training_that_had_no_time_misses_no_checkpoint() -> None:
+    with pytest.warns(Notice, match=r"No step was trained .*type a longer trainer\.max_time"):
+        assert best_checkpoint(trainer_with(("", None, None), callbacks=[Timer({"seconds": 0})], global_step=0)) is None
+
+
+def test_a_quick_look_at_the_code_misses_no_checkpoint(recwarn: pytest.WarningsRecorder) -> None:
+    assert best_checkpoint(trainer_with(("", None, None), fast_dev_run=3)) is None
+    assert not recwarn.list
+
+
+def trainer_with(*saved: tuple[str, str | None, float | None], limit: float = 1.0, **more: Any) -> Any:
     return SimpleNamespace(
+        **{"callbacks": [], "global_step": 1, "fast_dev_run": False, **more},
         limit_train_batches=limit,
-        checkpoint_callbacks=[callback(*arguments) for arguments in callbacks],
+        checkpoint_callbacks=[callback(*arguments) for arguments in saved],
         strategy=SimpleNamespace(broadcast=lambda value: value),
     )
 

@@ -52,7 +52,7 @@ def measure_scaling(
     run: Run,
     tell: Callable[[str], None],
     strategies: list[str],
-    devices: list[int],
+    devices: int | list[int],
     kinds: list[str],
     batch_sizes: list[int],
     calls: int,
@@ -68,7 +68,7 @@ def measure_scaling(
         run: Its folder, and what was typed.
         tell: Shows a line of progress.
         strategies: Names of ``conf/trainer/strategy``.
-        devices: Numbers of them; efficiency is against the smallest.
+        devices: A number of them, or several; efficiency is against the smallest.
         kinds: ``strong``, ``weak`` or both.
         batch_sizes: For the latency, on one device; ``[]`` leaves it out.
         calls: Measured forward passes of each size.
@@ -85,12 +85,13 @@ def measure_scaling(
         if key in CHOSEN_HERE:
             raise UserError(f"{text}: this benchmark tries several: type {CHOSEN_HERE[key]}=[{value}]")
     settings = Settings(warmup_steps, steps)
+    numbers = [devices] if isinstance(devices, int) else sorted(set(devices))
     combinations = [
         _combination(config, typed, settings, kind, strategy, number)
         for strategy in strategies
-        for number in sorted(set(devices))
+        for number in numbers
         for kind in kinds
-        if kind == "strong" or number > min(devices) or "strong" not in kinds  # on the fewest both are the same
+        if kind == "strong" or number > numbers[0] or "strong" not in kinds  # on the fewest both are the same
     ]
     forward = _Forward(typed, Settings(1, 1, batch_sizes, calls))
     for repeat in range(repeats):

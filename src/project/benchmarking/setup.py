@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from omegaconf import OmegaConf
 from project.benchmarking.measure import Contender, MeasurementError, measure, seconds_per_step
 from project.benchmarking.task import Task
 from project.config.composition import config_folder, experiment_file, take_experiment_file
-from project.cpu import usable_cores
+from project.cpu import threads_given, usable_cores
 from project.errors import UserError
 
 Config = dict[str, Any]
@@ -147,7 +146,7 @@ def hand_written(
 
 def threads_per_rank(ranks: int) -> int:
     """The share of this host's cores, or what OMP_NUM_THREADS says."""
-    return int(os.environ.get("OMP_NUM_THREADS") or max(1, usable_cores() // ranks))
+    return threads_given("OMP_NUM_THREADS") or max(1, usable_cores() // ranks)
 
 
 def wide_enough(

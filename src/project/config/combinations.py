@@ -59,6 +59,11 @@ def _impossible(config: Config) -> Iterator[str]:
             f"trainer.precision={precision} computes in float16, which needs a GPU, and this run is on the CPU: type "
             f"trainer.precision={'bf16-true' if precision == '16-true' else 'bf16-mixed'}"
         )
+    if precision.startswith("transformer-engine") and _is_on_cpu(trainer["accelerator"]):
+        yield (
+            f"trainer.precision={precision} computes in float8, which needs a GPU, and this run is on the CPU: type "
+            "trainer.precision=bf16-mixed"
+        )
     carries_errors = isinstance(strategy, dict) and strategy.get("hook") == "powersgd"
     nan = (config.get("callbacks") or {}).get("nan") or {}
     lets_overflow = {

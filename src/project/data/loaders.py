@@ -20,6 +20,7 @@ from project.data.draws import sample_seeds
 from project.data.prefetch import Copies, CudaCopies, ahead
 from project.data.sampler import EvaluationBatches, TrainBatches
 from project.data.workers import READ, WorkersIterator, end_workers_at_exit, start_worker
+from project.notices import notice
 
 CollateFn = Callable[[list[Any]], Any]
 
@@ -67,6 +68,9 @@ def train_loader(
     shuffle = shuffle and not getattr(trainer, "overfit_batches", 0)
     batches_per_step = getattr(trainer, "accumulate_grad_batches", 1)
     sampler = TrainBatches(len(dataset), batch_size, rank, num_replicas, seed, shuffle, batches_per_step, is_typed)
+    limit = getattr(trainer, "limit_train_batches", None)
+    if isinstance(limit, float) and limit == 1 and (told := sampler.told_of_left_out()):  # else less was asked for
+        notice(told)
     copies = None
     if prefetch_to_device and trainer is not None and trainer.strategy.root_device.type == "cuda":
         copies = CudaCopies(trainer.strategy.root_device)

@@ -6,11 +6,14 @@ Both samplers yield whole batches, as tensors of dataset indices, for `DataLoade
 import math
 import random
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DistributedSampler, SequentialSampler
+
+MOST_LEFT_OUT = 0.1  # of an epoch, before it is told
 
 
 class _RankBatches(DistributedSampler[Tensor], SequentialSampler):  # type: ignore[misc]
@@ -66,10 +69,7 @@ class TrainBatches(_RankBatches):
         if length == 0:
             raise ValueError("the train set is empty: check the path and the filters of your data")
         if length < global_batch_size * batches_per_step:
-            largest = length // batches_per_step // num_replicas * num_replicas
-            remedy = (
-                f"{_batch_sizes(is_typed, largest)} or less" if largest else f"type trainer.devices={length} or fewer"
-            )
+            remedy = _smaller(length, global_batch_size, num_replicas, batches_per_step, is_typed)
             per_step = f"{batches_per_step} batches of " if batches_per_step > 1 else ""
             raise ValueError(f"the train set holds {_samples(length)}, fewer than {per_step}{given}: {remedy}")
         super().__init__(length, rank, num_replicas, seed, shuffle)
@@ -85,6 +85,29 @@ class TrainBatches(_RankBatches):
         """What the order of the samples is drawn from."""
         rounds = self.first_batch // len(self)
         return f"{self.seed}/{self.epoch}" + (f"+{rounds}" if rounds else "")
+
+    @property
+    def left_out(self) -> int:
+        """Samples of each epoch that fill no step."""
+        return self.length % (self.global_batch_size * self.batches_per_step)
+
+    def told_of_left_out(self) -> str | None:
+        """A sentence where each epoch leaves out many samples, and fewer are possible; else None."""
+        size, per_step, ranks = self.global_batch_size, self.batches_per_step, self.num_replicas
+        fewer_batches = ((size, number) for number in range(per_step - 1, 0, -1))
+        smaller_batches = ((number, per_step) for number in range(size - ranks, 0, -ranks))
+        most = MOST_LEFT_OUT * self.length
+        better = (pair for pair in chain(fewer_batches, smaller_batches) if self.length % (pair[0] * pair[1]) <= most)
+        found = next(better, None) if self.left_out > most else None
+        if found is None:
+            return None
+        of = f"a step of {per_step} batches" if per_step > 1 else f"a batch of {size}"
+        changed = f"type trainer.accumulate_grad_batches={found[1]}"
+        return (
+            f"Each epoch leaves out {self.left_out} of {_samples(self.length)}, which do not fill {of}: "
+            f"{changed if found[1] != per_step else _batch_sizes(self.is_typed, found[0])} for "
+            f"{self.length % (found[0] * found[1])}"
+        )
 
     def __len__(self) -> int:
         steps = self.length // (self.global_batch_size * self.batches_per_step)
@@ -188,6 +211,19 @@ def _batch_sizes(is_typed: bool, *choices: int) -> str:
     if is_typed:
         return f"type {' or '.join(f'data.batch_size={size}' for size in choices)}"
     return f"give the loader a batch_size of {' or '.join(map(str, choices))}"
+
+
+def _smaller(length: int, batch_size: int, ranks: int, batches_per_step: int, is_typed: bool) -> str:
+    """What to type where a set does not fill one step."""
+    if batches_per_step > 1 and length >= batch_size:
+        return f"type trainer.accumulate_grad_batches={length // batch_size} or less"
+    largest = length // batches_per_step // ranks * ranks
+    if largest:
+        return f"{_batch_sizes(is_typed, largest)} or less"
+    if length < ranks:
+        return f"type trainer.devices={length} or fewer"
+    alone = _batch_sizes(is_typed, length // ranks * ranks)
+    return f"type trainer.accumulate_grad_batches=1, and {alone.removeprefix('type ')} or less"
 
 
 def _near_equal_part(length: int, parts: int, index: int) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from project.config.composition import (
     take_experiment_file,
 )
 from project.errors import FULL_ERROR, full_tracebacks, sentence
-from project.launch import devices, early_interrupt, usage
+from project.launch import devices, early_interrupt, hidden_modules, usage
 from project.launch.prestart import Server
 from project.launch.run import Outcome
 from project.launch.run_folder import CLAIMED
@@ -91,6 +91,7 @@ def _run(name: str, function: str, prepare: Prepare | None, job: Job | None, doc
     try:
         # With this set, Hydra raises what went wrong instead of printing it.
         os.environ[FULL_ERROR] = "1"
+        devices.check_environment()
         flags_first(sys.argv)
         if name == "train":
             go_on_with_sweep(sys.argv)
@@ -169,6 +170,8 @@ def _tell(error: Exception, config_name: str, wants_traceback: bool) -> int:
         text = str(error)  # the rank's own traceback
     if wants_traceback or text is None:
         traceback.print_exception(error)
+        if hint := hidden_modules.told(error):
+            print(f"error: {hint}", file=sys.stderr)
     elif _is_told_here():
         print(f"error: {text}", file=sys.stderr)
     return 1

@@ -24,6 +24,24 @@ def started_by() -> str | None:
     return None
 
 
+# What launchers say in numbers, and libraries read as they are imported.
+NUMBERS = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS",
+)  # fmt: skip
+
+
+def check_environment() -> None:
+    """Check what the environment says of ranks, before anything is imported that reads it.
+
+    Raises:
+        UserError: it is no number.
+    """
+    for name in NUMBERS:
+        text = os.environ.get(name, "0")
+        if not text.isdecimal():
+            raise UserError(f"{name}={text} in the environment must be a whole number: type unset {name}")
+
+
 def local_world_size() -> int:
     """Ranks on this host, where torchrun or SLURM started them; 1 elsewhere."""
     # SLURM writes one number per host, as in 4(x2),3.

@@ -1,10 +1,12 @@
-"""Ctrl-C while a command still imports its modules, before anything of it could catch that."""
+"""Ctrl-C while a command still imports its modules, before anything of it could catch that; and imports that fail."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 from types import TracebackType
+
+from project.launch import hidden_modules
 
 NOTHING_WRITTEN = "Interrupted before the run began; nothing was written."
 
@@ -34,3 +36,5 @@ def _tell(kind: type[BaseException], error: BaseException, traceback: TracebackT
         print(f"\n{NOTHING_WRITTEN}", file=sys.stderr)
     else:
         _theirs(kind, error, traceback)
+        if text := hidden_modules.told(error):
+            print(f"error: {text}", file=sys.stderr)

@@ -200,7 +200,7 @@ def process_group(config: dict[str, Any]) -> Iterator[None]:
     import torch
     from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-    from project.launch.rendezvous import default_timeout, own_store
+    from project.launch.rendezvous import default_timeout, own_store, waiting_told
 
     environment = cluster_environment()
     if environment.world_size() == 1:
@@ -218,14 +218,15 @@ def process_group(config: dict[str, Any]) -> Iterator[None]:
     # The tracker reads the last collectives of torch's flight recorder, at 30 microseconds each.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "192")
     timeout = timedelta(seconds=config["launch"]["timeout_s"])
-    torch.distributed.init_process_group(
-        "nccl" if on_cuda else "gloo",
-        store=own_store(timeout),
-        rank=environment.global_rank(),
-        world_size=environment.world_size(),
-        timeout=timeout,
-        device_id=torch.device("cuda", torch.cuda.current_device()) if on_cuda else None,
-    )
+    with waiting_told(environment.global_rank(), environment.world_size()):
+        torch.distributed.init_process_group(
+            "nccl" if on_cuda else "gloo",
+            store=own_store(timeout),
+            rank=environment.global_rank(),
+            world_size=environment.world_size(),
+            timeout=timeout,
+            device_id=torch.device("cuda", torch.cuda.current_device()) if on_cuda else None,
+        )
     try:
         with default_timeout(timeout):
             yield

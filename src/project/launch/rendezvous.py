@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store, TCPStore, distributed_c10d  # type: ignore[attr-defined]
+
+PATIENCE_S = 20.0  # of rank 0; the others have more, so that as a rule one tells it
 
 
 def own_store(timeout: timedelta) -> Store | None:
@@ -37,3 +41,22 @@ def default_timeout(timeout: timedelta) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(distributed_c10d, name, value)
+
+
+@contextmanager
+def waiting_told(rank: int, world_size: int, patience_s: float = PATIENCE_S) -> Iterator[None]:
+    """Say, where ranks have not found each other after a while, what they wait for and what may be wrong; wait on."""
+    text = (
+        f"Rank {rank} of {world_size} still waits for the others at {os.environ['MASTER_ADDR']}:"
+        f"{os.environ['MASTER_PORT']}. If nobody started them, torchrun's variables are left over: type unset "
+        "TORCHELASTIC_RUN_ID RANK LOCAL_RANK WORLD_SIZE. Else that address may be out of reach: on one host, see "
+        "whether ip link shows lo as up"
+    )
+    wait_s = patience_s if rank == 0 else 3 * patience_s
+    timer = threading.Timer(wait_s, lambda: print(text, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from project.config.monitor_mode import direction
+from project.console import shows
 from project.errors import UserError, did_you_mean
 from project.launch import run_state
 from project.sweep.jobs import Job
@@ -264,11 +265,12 @@ def _drawn(
     whole: Sequence[str] = (),
 ) -> str:
     """The table in ``width`` columns, or as many as ``widths`` add up to; ``whole`` columns of no width don't break."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    table = RichTable()
+    table = RichTable(box=box.HEAVY_HEAD if shows("┏┃└") else box.ASCII)
     for title, columns in zip(header, widths, strict=True):
         no_wrap = columns is None and title in whole
         table.add_column(Text(title), overflow="fold", no_wrap=no_wrap, width=columns)

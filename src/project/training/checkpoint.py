@@ -10,7 +10,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, Timer
 
 from project.config.trust import signature
 from project.errors import UserError
@@ -71,7 +71,12 @@ def best_checkpoint(trainer: L.Trainer) -> BestCheckpoint | None:
                 "No batch was trained on (trainer.limit_train_batches=0), and what is tested are the weights as they "
                 "were built: type trainer.limit_train_batches=null to train on all"
             )
-        elif trainer.checkpoint_callbacks:
+        elif trainer.global_step == 0 and any(isinstance(one, Timer) for one in getattr(trainer, "callbacks", [])):
+            notice(
+                "No step was trained before trainer.max_time had passed, and what is tested are the weights as they "
+                "were built: type a longer trainer.max_time"
+            )
+        elif trainer.checkpoint_callbacks and not getattr(trainer, "fast_dev_run", False):  # which asks for none
             notice("No checkpoint could be saved: what is tested are the last weights, which end with this process")
         return None
     score = saved[0].best_model_score

@@ -1,4 +1,4 @@
-"""What each rank holds besides weights and optimizers: random numbers, and metrics that are under way."""
+"""What ranks hold besides weights and optimizers: random numbers, metrics that are under way, DDP's buckets."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from project.launch.run_state import record_first_step
+from project.strategies.ddp_buckets import Buckets, begin_with, buckets_of
 from project.strategies.random_state import random_state, set_random_state
 from project.tracking.between_steps import BetweenSteps
 from project.training.seeding import seed_rank
@@ -47,6 +48,7 @@ class RankStates(Callback, BetweenSteps):
         self._results: dict[str, dict[str, Tensor]] = {}  # of the epoch so far, to be added to its next batch's
         self._of_callbacks: State = {}
         self._before_validation: State | None = None
+        self._buckets: Buckets | None = None
         self._has_stepped = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -107,7 +109,8 @@ class RankStates(Callback, BetweenSteps):
         # A stop that the length of the run brought is none for a run that goes on with another length.
         by_length = 0 <= trainer.max_steps <= trainer.global_step
         stops = trainer.should_stop and not by_length
-        checkpoint[KEY] = {"of_ranks": of_ranks, "logged": logged, "stops": stops}
+        self._buckets = buckets_of(trainer.strategy.model) or self._buckets
+        checkpoint[KEY] = {"of_ranks": of_ranks, "logged": logged, "stops": stops, "buckets": self._buckets}
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: State) -> None:
         if trainer.state.fn != TrainerFn.FITTING or KEY not in checkpoint:
@@ -116,6 +119,9 @@ class RankStates(Callback, BetweenSteps):
         self.logged = self._loaded["logged"]
         trainer.num_sanity_val_steps = 0
         trainer.should_stop = self._loaded["stops"]
+        if buckets := self._loaded.get("buckets"):  # those of older runs are not in their checkpoints
+            self._buckets = buckets
+            begin_with(trainer.strategy, buckets)
 
     def _state(self, trainer: L.Trainer, module: L.LightningModule) -> State:
         results = trainer.fit_loop.epoch_loop._results

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import lightning as L
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from project.batch import batch_length
 from project.compiled import is_compiled
+from project.cpu import threads_given
 
 # Two threads meet at the end of every operation, and where either is late (another process, a checkpoint's writer) the
 # other waits. Beside other work on two cores, steps of the digits' MLP (33 MFLOP) took 1.3 to 2.7 ms on average with
@@ -39,7 +39,7 @@ class StepThreads(Callback):
     """
 
     def __init__(self, threads_per_rank: int | str) -> None:
-        self._is_open = threads_per_rank == "auto" and not os.environ.get("OMP_NUM_THREADS")
+        self._is_open = threads_per_rank == "auto" and threads_given("OMP_NUM_THREADS") is None
         self._flop: float | None = None  # of a step
         self._forward: _Forward | None = None
         self._before = 0
