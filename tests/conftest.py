@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import IO
 
@@ -41,6 +42,8 @@ TEMPORARY = None if "PYTEST_XDIST_WORKER" in os.environ else Path(tempfile.mkdte
 if TEMPORARY is not None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     os.environ["TMPDIR"] = tempfile.tempdir = str(TEMPORARY)
+    # After multiprocessing's own folder, which lies in it and goes at -100.
+    Finalize(None, shutil.rmtree, (TEMPORARY,), {"ignore_errors": True}, exitpriority=-200)
 
 RunCli = Callable[..., "subprocess.CompletedProcess[str]"]
 Run = Callable[..., tuple[Path, dict[str, float]]]
@@ -66,11 +69,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         rank = {name: number for number, name in enumerate(LONG)}
         items.sort(key=lambda item: rank.get(item.path.stem, len(LONG)))
-
-
-def pytest_unconfigure() -> None:
-    if TEMPORARY is not None:
-        shutil.rmtree(TEMPORARY, ignore_errors=True)
 
 
 room: list[IO[str]] = []  # the lock that this worker holds, if any

@@ -125,7 +125,7 @@ def test_what_is_typed_wins_over_the_experiment(compose: Compose) -> None:
         ("max_epoch=8", "max_epoch is not in the config: did you mean trainer.max_epochs?"),
         ("optimiser=sgd", "optimiser is not in the config: did you mean optimizer?"),
         ("modle/net=mlp", "modle/net is not in the config: did you mean model/net?"),
-        ("trainer.zzz=1", "trainer.zzz is not in the config. To add a new key type +trainer.zzz=1"),
+        ("trainer.zzz=1", "trainer.zzz is not in the config, and lightning.Trainer takes no zzz: leave it out"),
         ("zzz=1", "zzz is not in the config: leave it out, or add it to the class that takes it, as in +model.zzz=V"),
         ("data=synthetic data.lengths=9", "data.lengths is not in the config: did you mean data.length?"),
         ("ckpt_path=x", "ckpt_path is not in the config: type resume=FOLDER to go on with a run"),

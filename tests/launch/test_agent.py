@@ -17,6 +17,7 @@ import pytest
 from project.cpu import usable_cores
 from project.errors import UserError
 from project.launch import agent
+from project.launch.heartbeat import Beat, Heartbeats
 from project.launch.run import Outcome, Run
 from project.launch.stopping import Stopped
 
@@ -30,6 +31,7 @@ preloaded = "lightning" in sys.modules
 import torch
 import torch.distributed as dist
 from project.errors import UserError
+from project.launch.heartbeat import BEAT
 from project.launch.run import Outcome
 
 
@@ -68,6 +70,15 @@ def the_one_that_fails(how):
         sys.exit(3)
     if how == "left":
         os._exit(0)
+
+
+def wait_as_nccl(config, run):
+    """The last rank falls silent in step 4; the watchdogs of the others abort them, one after another."""
+    BEAT(4, "computes")
+    if run.rank == run.world_size - 1:
+        signal.pause()
+    time.sleep(config["launch"]["timeout_s"] + 0.3 * run.rank)
+    os.abort()
 
 
 def interrupt(config, run):
@@ -255,6 +266,13 @@ def test_a_rank_that_is_killed_when_all_have_returned_is_named(
         run_ranks("tell", 2)
 
 
+def test_the_rank_is_named_that_others_waited_for_which_nccl_has_aborted(run_ranks: RunRanks, tmp_path: Path) -> None:
+    with pytest.raises(agent.RankError) as info:
+        run_ranks("wait_as_nccl", 3, launch={"threads_per_rank": 1, "timeout_s": 2})
+    told = r"rank 0 was ended by SIGABRT: a collective has probably waited in vain for launch.timeout_s=2 "
+    assert re.match(told + r"\(missing: rank 2 computes in step 4 for \d s\); its output is in ", str(info.value))
+
+
 def test_a_rank_that_exits_is_named_with_its_exit_code(run_ranks: RunRanks) -> None:
     with pytest.raises(agent.RankError, match="^rank 1 ended with exit code 3"):
         run_ranks("fail", 2, failing=1, how="exit")
@@ -317,3 +335,12 @@ def test_a_sentence_of_one_rank_wins_over_the_death_of_another(
     aborted = SimpleNamespace(exitcode=-signal.SIGABRT)
     error = agent._first_error(tmp_path, {1: aborted}, Run(tmp_path, [], {}, started_at=0.0))
     assert re.search(told, str(error))
+
+
+def test_a_rank_that_aborts_while_the_others_are_at_work_has_waited_for_none(tmp_path: Path) -> None:
+    heartbeats, beat = Heartbeats(tmp_path / "beats", 2), Beat()
+    beat.start(heartbeats.path, 1)
+    beat(7, "computes")
+    aborted = {0: SimpleNamespace(exitcode=-signal.SIGABRT)}
+    error = agent._first_error(tmp_path, aborted, Run(tmp_path, [], {}, started_at=0.0), heartbeats, 600)
+    assert str(error).startswith("rank 0 was ended by SIGABRT; its output is in")

@@ -2,8 +2,12 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from project.errors import UserError
@@ -36,6 +40,37 @@ def test_run_is_found_by_the_same_command_of_the_same_job_that_started_again(
     assert requeue.remembered(tmp_path, ["train", "seed=2"]) is None
     monkeypatch.setenv(job, "8")
     assert requeue.remembered(tmp_path, COMMAND) is None
+
+
+@pytest.mark.parametrize("launcher", ["SLURM", "TORCHELASTIC"])
+def test_a_note_of_another_torchrun_with_the_same_id_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").touch()
+    monkeypatch.setenv("SLURM_JOB_ID" if launcher == "SLURM" else "TORCHELASTIC_RUN_ID", "none")
+    with requeue.noted(tmp_path, COMMAND, folder):
+        pass
+    monkeypatch.setenv(f"{launcher}_RESTART_COUNT", "1")
+    assert requeue.remembered(tmp_path, COMMAND) == folder
+    monkeypatch.setattr(requeue, "_torchrun_started_at", lambda: time.time() + 1)
+    assert requeue.remembered(tmp_path, COMMAND) == (folder if launcher == "SLURM" else None)
+
+
+def test_torchrun_is_found_above_a_script_that_it_started() -> None:
+    asked = "from project.launch.requeue import _torchrun_started_at as told; print(told())"
+    script = f"{sys.executable} -c '{asked}'; true"
+    env = os.environ | {"TORCHELASTIC_RUN_ID": "none"}
+    told = subprocess.run(["sh", "-c", script], env=env, capture_output=True, text=True, check=True).stdout
+    assert float(told) == pytest.approx(psutil.Process().create_time(), abs=0.1)
+
+
+def test_torchrun_without_restarts_is_not_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
+    with requeue.noted(tmp_path, COMMAND, tmp_path):
+        assert not (tmp_path / ".jobs").exists()
 
 
 @pytest.mark.parametrize("trained", [True, False])

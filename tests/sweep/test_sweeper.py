@@ -44,6 +44,13 @@ def test_every_job_has_a_folder_named_after_what_varies(run_sweep: RunSweep) -> 
     assert all((job.folder / "metrics.json").exists() for job in sweep.jobs)
 
 
+@pytest.mark.parametrize("search", [[], ["sweep=optuna"]])
+def test_a_name_for_the_folders_of_all_jobs_is_refused(run_sweep: RunSweep, tmp_path: Path, search: list[str]) -> None:
+    with pytest.raises(UserError, match=r"^hydra\.sweep\.subdir=same has no effect on a sweep, .* leave it out"):
+        run_sweep(lambda config: 1.0, *search, "seed=1,2", "hydra.sweep.subdir=same")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_seed_differs_only_where_the_sweep_says_so(run_sweep: RunSweep) -> None:
     seeds: list[int | None] = []

@@ -107,6 +107,20 @@ def check_folders(arguments: Sequence[str], keys: Sequence[str] = ("hydra.run.di
             )
 
 
+def check_job_folders(arguments: Sequence[str]) -> None:
+    """Check that nobody names the folders of a sweep's jobs, which are told apart by what varies.
+
+    Raises:
+        UserError: somebody does.
+    """
+    for argument in arguments:
+        if argument.lstrip("+").startswith("hydra.sweep.subdir="):
+            raise UserError(
+                f"{argument} has no effect on a sweep, whose jobs have folders named after what varies: leave it out, "
+                "or type hydra.sweep.dir=FOLDER for the folder that holds them all"
+            )
+
+
 def check_choices(arguments: list[str]) -> None:
     """Check that each config group that is typed gets the name of a file, which Hydra takes for granted.
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hydra.errors import HydraException
@@ -14,6 +17,8 @@ from project.config.build import argument_names, locate
 from project.config.composition import composed_again, config_folder, key_hint, register_resolvers, walk
 from project.config.preflight import OF_SCHEDULE
 from project.errors import nearest
+
+TRAINER = "lightning.Trainer"
 
 
 @dataclass(frozen=True)
@@ -38,17 +43,37 @@ class Owner:
 def owner_of(key: str, arguments: Sequence[str]) -> Owner | None:
     """The class that was typed for the place of a dotted key; None where none was, or none that can be imported.
 
-    What the config itself has there is not looked at: that would import torch, to say that a key is misspelt.
+    What the config itself has there is not looked at, but for the Trainer, whose source can be read: that would import
+    torch, to say that a key is misspelt.
     """
     parent = key.rpartition(".")[0]
     target = _typed(arguments).get(f"{parent}._target_", "").strip("'\"")
     if not target:
-        return None
+        return _trainer() if parent == "trainer" else None
     try:
         names, is_open = argument_names(locate(target, parent))
     except Exception:  # whatever a module of the user's raises: the run will tell
         return None
     return Owner(target, (*names, *(OF_SCHEDULE if parent == "scheduler" else ())), is_open)
+
+
+def _trainer() -> Owner | None:
+    """Lightning's Trainer, where the config has no other, without the import of torch that goes with it."""
+    targets = [
+        OmegaConf.select(OmegaConf.load(path), "_target_") for path in (config_folder() / "trainer").glob("*.yaml")
+    ]
+    spec = importlib.util.find_spec("lightning")
+    if set(targets) != {TRAINER} or spec is None or spec.origin is None:
+        return None
+    try:
+        tree = ast.parse((Path(spec.origin).parent / "pytorch/trainer/trainer.py").read_text(encoding="utf-8"))
+    except OSError:  # another version of it has another place
+        return None
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Trainer"]
+    methods = [node for found in classes for node in found.body if isinstance(node, ast.FunctionDef)]
+    taken = [node.args for node in methods if node.name == "__init__"]
+    names = [argument.arg for one in taken for argument in (*one.args[1:], *one.kwonlyargs)]
+    return Owner(TRAINER, tuple(names), is_open=False) if names else None
 
 
 def advice(key: str, keys: list[str], config_name: str, arguments: Sequence[str]) -> str:
@@ -71,12 +96,15 @@ def advice(key: str, keys: list[str], config_name: str, arguments: Sequence[str]
         hint = key_hint(key, [known for known in keys if not key.startswith(f"{known}.")])
         return f"{hint or '.'} To add a new key type +{key}={value}"
     takes = owner.takes(name)
+    if owner.target == TRAINER and sum(known.rpartition(".")[2] == name for known in keys) == 1:
+        return key_hint(key, keys)  # a key of that name stands elsewhere
     if takes is not False:
         return f", and {owner.target} {'takes' if takes else 'may take'} it: type +{key}={value}"
     if near := nearest(name, owner.arguments):
         known = f"{parent}.{near}"
         return f": did you mean {known if known in keys else f'+{known}'}?"
-    return f", and {owner.target} takes no {name}: leave it out, or give the class an argument {name}"
+    or_add = "" if owner.target == TRAINER else f", or give the class an argument {name}"
+    return f", and {owner.target} takes no {name}: leave it out{or_add}"
 
 
 def in_config_already(key: str, arguments: Sequence[str]) -> str:

@@ -108,7 +108,7 @@ def run_ranks(function: str, config: dict[str, Any], run: Run, num_ranks: int) -
                 if agent.hang:
                     print(agent.hang, file=sys.stderr)
                 raise Stopped(agent.stop_signal or codes[0] - 128, saved=(last_words / rank.SAVED).exists())
-            raise _first_error(last_words, result.failures, run, heartbeats)
+            raise _first_error(last_words, result.failures, run, heartbeats, config["launch"].get("timeout_s"))
     outcome: Outcome = result.return_values[0]
     return outcome
 
@@ -136,7 +136,7 @@ def _agent(
     )
 
     def before_restart(failures: dict[int, Any]) -> str | None:
-        error = _first_error(Path(private), failures, run, heartbeats)
+        error = _first_error(Path(private), failures, run, heartbeats, launch.get("timeout_s"))
         if isinstance(error, UserError):
             return None  # what the user must mend would only fail again
         for words in Path(private).glob("rank_*.json"):
@@ -178,7 +178,11 @@ def _remove_error_files(agent: Agent) -> None:
 
 
 def _first_error(
-    last_words: Path, failures: dict[int, Any], run: Run, heartbeats: Heartbeats | None = None
+    last_words: Path,
+    failures: dict[int, Any],
+    run: Run,
+    heartbeats: Heartbeats | None = None,
+    timeout_s: float | None = None,
 ) -> Exception:
     """The error of the rank that failed first, by the ranks' own clocks, which one host shares."""
     told = [json.loads(path.read_text()) for path in last_words.glob("rank_*.json")]
@@ -188,26 +192,39 @@ def _first_error(
     causes = [w for w in told if w["sentence"] and not any(text in w["traceback"] for text in TIMED_OUT)]
     if silent and not causes:
         number, failure = next(iter(silent.items()))
-        if failure.exitcode < 0:
-            name = signal.Signals(-failure.exitcode).name
-            hint = " (Linux does that where memory runs out: type fewer data.num_workers, or a smaller data.batch_size)"
-            return RankError(
-                f"rank {number} was ended by {name}{hint if name == 'SIGKILL' else ''}; its output is in "
-                f"{log}/rank_{number}.log"
-            )
-        if failure.exitcode == 0:
-            return RankError(
-                f"rank {number} ended by itself (exit code 0) in the middle of the run, as by os._exit(0); its output "
-                f"is in {log}/rank_{number}.log"
-            )
-        return RankError(
-            f"rank {number} ended with exit code {failure.exitcode}; its output is in {log}/rank_{number}.log"
-        )
+        aborted = {rank for rank, failure in silent.items() if failure.exitcode == -signal.SIGABRT}
+        how = _without_words(failure.exitcode) + _waited_for(aborted, heartbeats, timeout_s)
+        return RankError(f"rank {number} {how}; its output is in {log}/rank_{number}.log")
     first = min(causes if silent else told, key=lambda words: words["time_ns"])
     if first["sentence"] and not full_tracebacks():
         missing = _missing(first, told, heartbeats)
         return UserError(first["sentence"] + missing)
     return RankError(f"rank {first['rank']} failed first:\n{first['traceback']}{_missing(first, told, heartbeats)}")
+
+
+def _without_words(exit_code: int) -> str:
+    """How a rank ended that has left no error."""
+    if exit_code < 0:
+        name = signal.Signals(-exit_code).name
+        hint = " (Linux does that where memory runs out: type fewer data.num_workers, or a smaller data.batch_size)"
+        return f"was ended by {name}{hint if name == 'SIGKILL' else ''}"
+    if exit_code == 0:
+        return "ended by itself (exit code 0) in the middle of the run, as by os._exit(0)"
+    return f"ended with exit code {exit_code}"
+
+
+def _waited_for(aborted: set[int], heartbeats: Heartbeats | None, timeout_s: float | None) -> str:
+    """Whom ranks probably waited for that NCCL has aborted: its watchdog raises nothing where a collective times out.
+
+    Who aborts for another reason does it while the others are at work.
+    """
+    if not aborted or heartbeats is None or timeout_s is None:
+        return ""
+    others = sorted((s for s in heartbeats.read() if s.rank not in aborted), key=lambda sign: -sign.age_s)
+    if not others or others[0].age_s < timeout_s / 2:
+        return ""
+    missing = "; ".join(map(str, others))
+    return f": a collective has probably waited in vain for launch.timeout_s={timeout_s:g} (missing: {missing})"
 
 
 def _missing(first: dict[str, Any], told: list[dict[str, Any]], heartbeats: Heartbeats | None) -> str:

@@ -11,6 +11,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,8 @@ def _run(name: str, function: str, prepare: Prepare | None, job: Job | None, doc
             try:
                 if not in_sweep:
                     check_folders(hydra_config.overrides.hydra, ("hydra.sweep.dir", "hydra.sweep.subdir"))
-                return (job or run_job)(function, composed, overrides, name, folder).objective
+                with _gpus(composed, str(hydra_config.launcher._target_), in_sweep):
+                    return (job or run_job)(function, composed, overrides, name, folder).objective
             except Exception as error:
                 if folder is not None:
                     record_failure(folder, error)
@@ -156,6 +158,15 @@ def _keep_sockets_short() -> None:
     if os.name == "posix" and len(tempfile.gettempdir()) > LONGEST and "tempdir" not in config:
         config["tempdir"] = tempfile.mkdtemp(prefix="pymp-", dir="/tmp")
         atexit.register(shutil.rmtree, config["tempdir"], ignore_errors=True)
+
+
+def _gpus(composed: DictConfig, launcher: str, in_sweep: bool) -> AbstractContextManager[None]:
+    """Where joblib runs several jobs at once: GPUs of this one's own."""
+    if not in_sweep or not launcher.endswith(".JoblibLauncher") or devices.started_by():
+        return nullcontext()
+    from project.sweep.gpu_slots import own_gpus
+
+    return own_gpus(composed)
 
 
 def flags_first(arguments: list[str]) -> None:

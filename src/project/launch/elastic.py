@@ -180,6 +180,8 @@ class Agent(LocalElasticAgent):
         # they may wait for it within torch, where no signal is heard.
         asked = any(code in EXIT_CODES for code in dead.values())
         self._wait_for_end(self.grace_s if asked and self._agreed.exists() else STOP_TIMEOUT_S)
+        if -signal.SIGABRT in dead.values():  # NCCL aborts all that have waited in vain, one after another
+            dead |= {rank: code for rank, code in self._dead().items() if code == -signal.SIGABRT}
         self._signal_ranks(signal.SIGKILL)
         failures = {
             rank: ProcessFailure(local_rank=rank, pid=self._processes()[rank].pid, exitcode=code, error_file="<N/A>")

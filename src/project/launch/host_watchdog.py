@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import select
 import socket
 import threading
@@ -19,6 +20,8 @@ from project.launch import run_state
 BEATS = 6  # that a host may miss
 AGENT_S = 10.0  # that torchrun has to end by itself
 ALIVE, GOODBYE = b".", b"q"
+TOKEN_BYTES = 16
+INTRODUCTION_S = 5.0  # until a connection has shown that it is a rank's
 
 
 @contextmanager
@@ -34,8 +37,11 @@ def watched(address: str, rank: int, local_rank: int, timeout_s: float, folder: 
     ended = threading.Event()
     console = os.dup(2)  # before the rank's output goes to its log
     server = socket.create_server(("", 0)) if rank == 0 else None
-    told = [server.getsockname()[1] if server else None]
+    # Whoever reaches the port may connect: only the ranks know the token, and only who shows it is watched.
+    told = [(server.getsockname()[1], secrets.token_bytes(TOKEN_BYTES)) if server else None]
     dist.broadcast_object_list(told, src=0)
+    assert told[0] is not None
+    port, token = told[0]
 
     def lose(host: str) -> None:
         if not ended.is_set():
@@ -43,9 +49,10 @@ def watched(address: str, rank: int, local_rank: int, timeout_s: float, folder: 
 
     threads = []
     if server is not None:
-        threads.append(threading.Thread(target=_accept, args=(server, timeout_s, ended, lose), daemon=True))
+        threads.append(threading.Thread(target=_accept, args=(server, token, timeout_s, ended, lose), daemon=True))
     elif local_rank == 0:
-        connection = socket.create_connection((address, told[0]), timeout=timeout_s)
+        connection = socket.create_connection((address, port), timeout=timeout_s)
+        connection.sendall(token)
         what = f"the host of rank 0 ({address})"
         threads.append(threading.Thread(target=_watch, args=(connection, what, timeout_s, ended, lose), daemon=True))
     for thread in threads:
@@ -59,20 +66,47 @@ def watched(address: str, rank: int, local_rank: int, timeout_s: float, folder: 
         os.close(console)
 
 
-def _accept(server: socket.socket, timeout_s: float, ended: threading.Event, lose: Callable[[str], None]) -> None:
-    """Watch every host that connects."""
+def _accept(
+    server: socket.socket, token: bytes, timeout_s: float, ended: threading.Event, lose: Callable[[str], None]
+) -> None:
+    """Watch every host that connects and shows the token."""
+
+    def watch(connection: socket.socket, host: str) -> None:
+        if _is_introduced(connection, token, ended):
+            _watch(connection, f"the host {host}", timeout_s, ended, lose)
+        connection.close()
+
     watching: list[threading.Thread] = []
     with server:
         while not ended.is_set():
             if select.select([server], [], [], 0.2)[0]:
-                connection, (host, *_) = server.accept()
-                what = f"the host {host}"
-                watching.append(
-                    threading.Thread(target=_watch, args=(connection, what, timeout_s, ended, lose), daemon=True)
-                )
+                try:
+                    connection, (host, *_) = server.accept()
+                except OSError:
+                    continue  # gone again
+                watching = [thread for thread in watching if thread.is_alive()]
+                watching.append(threading.Thread(target=watch, args=(connection, host), daemon=True))
                 watching[-1].start()
     for thread in watching:
         thread.join(timeout=1)
+
+
+def _is_introduced(connection: socket.socket, token: bytes, ended: threading.Event) -> bool:
+    """Whether what a connection sends first, and soon, is the token."""
+    received = b""
+    until = time.monotonic() + INTRODUCTION_S
+    while len(received) < len(token) and not ended.is_set():
+        if select.select([connection], [], [], 0.2)[0]:
+            try:
+                more = connection.recv(len(token) - len(received))
+            except OSError:
+                return False
+            if not more:
+                return False
+            received += more
+        elif time.monotonic() > until:
+            return False
+    return secrets.compare_digest(received, token)
 
 
 def _watch(

@@ -6,9 +6,12 @@ import hashlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 from project.launch.run_folder import is_refused
 
@@ -40,12 +43,13 @@ def requeue(signum: int) -> str | None:
 @contextmanager
 def noted(outputs: Path, command: Sequence[str], folder: Path) -> Iterator[None]:
     """Note which run folder this command has in this job, unless a mistake ends the run before its first step."""
-    if job_id() is None:
+    in_slurm = "SLURM_JOB_ID" in os.environ
+    if job_id() is None or (not in_slurm and os.environ.get("TORCHELASTIC_MAX_RESTARTS") == "0"):
         yield
         return
     note = _note(outputs, command)
     note.parent.mkdir(parents=True, exist_ok=True)
-    note.write_text(str(folder.resolve()))
+    note.write_text(f"{folder.resolve()}\n{time.time()}")
     try:
         yield
     except BaseException as error:
@@ -62,10 +66,25 @@ def remembered(outputs: Path, command: Sequence[str]) -> Path | None:
     if job_id() is None or starts == ["0", "0"]:
         return None
     try:
-        folder = Path(_note(outputs, command).read_text())
-    except OSError:
+        told, noted_at = _note(outputs, command).read_text().split("\n")
+    except (OSError, ValueError):
         return None
+    if "SLURM_JOB_ID" not in os.environ and float(noted_at) < _torchrun_started_at():
+        return None
+    folder = Path(told)
     return folder if (folder / "config.yaml").is_file() else None
+
+
+def _torchrun_started_at() -> float:
+    """Seconds since 1970; older notes are another job's: without --rdzv-id, all have the id ``none``.
+
+    torchrun is the nearest process without its own variables: a rank's parent may be a script around it.
+    """
+    process = psutil.Process()
+    with suppress(psutil.Error):  # of another user
+        while "TORCHELASTIC_RUN_ID" in process.environ() and (parent := process.parent()):
+            process = parent
+    return process.create_time()
 
 
 def _note(outputs: Path, command: Sequence[str]) -> Path:

@@ -23,7 +23,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from project.config.composition import experiment_file
+from project.config.composition import check_job_folders, experiment_file
 from project.config.preflight import extra_of
 from project.errors import FULL_ERROR, UserError
 from project.launch import agent, run_folder, run_state
@@ -66,6 +66,7 @@ class FolderSweeper(Sweeper):
         Raises:
             UserError: the sweep can't begin, or jobs failed: then each is named with its reason.
         """
+        check_job_folders(self.config.hydra.overrides.hydra)
         _check_installed(self.config.hydra.launcher._target_, self.config.hydra.runtime.choices["hydra/launcher"])
         if self.config.hydra.launcher._target_.endswith(".BasicLauncher"):
             with _errors_told_shortly():
