@@ -81,9 +81,9 @@ def _run(name: str, function: str, prepare: Prepare | None, job: Job | None, doc
     except FileNotFoundError:
         print("error: the working directory has been deleted: type cd with a folder that is there", file=sys.stderr)
         return 1
-    _keep_sockets_short()
     if folder not in sys.path:
         sys.path.insert(0, folder)  # a console script has its own folder there, not the user's
+    _keep_sockets_short()
     cores_at_start = cpu.CoresTaken.until_now()
     server = Server(sys.argv if name == "train" else [])
     register_resolvers()
@@ -97,13 +97,7 @@ def _run(name: str, function: str, prepare: Prepare | None, job: Job | None, doc
         if name == "train":
             go_on_with_sweep(sys.argv)
         config_name = prepare(name, sys.argv) if prepare else name
-        register_plugins()
-        ask_for_several_jobs(sys.argv)
-        take_experiment_file(sys.argv)
-        if name == "train":
-            name_after_own_class(sys.argv)
-        check_choices(sys.argv)
-        check_folders(sys.argv)
+        _complete_and_check(sys.argv, name)
         if usage.is_asked_for(sys.argv):
             print(usage.help_text(doc, config_name, sys.argv), flush=True)
             return 0
@@ -111,31 +105,10 @@ def _run(name: str, function: str, prepare: Prepare | None, job: Job | None, doc
         def task(composed: DictConfig) -> float | None:
             if server.pid != os.getpid():  # else it has looked for the ranks
                 cpu.choose_waiting(cores_at_start)
-            from hydra.core.hydra_config import HydraConfig
-            from hydra.types import RunMode
-
-            from project.launch.job import run_job
-            from project.launch.run_state import record_failure
-
             if not wants_traceback:
                 os.environ.pop(FULL_ERROR, None)
-            hydra_config = HydraConfig.get()
-            in_sweep = hydra_config.mode == RunMode.MULTIRUN
-            folder = Path(hydra_config.runtime.output_dir) if in_sweep else None
-            if in_sweep:
-                OmegaConf.update(composed, "sweep.job", hydra_config.sweeper.get("job"), force_add=True)
-            overrides = list(hydra_config.overrides.task)
             try:
-                if not in_sweep:
-                    check_folders(hydra_config.overrides.hydra, ("hydra.sweep.dir", "hydra.sweep.subdir"))
-                with _gpus(composed, str(hydra_config.launcher._target_), in_sweep):
-                    return (job or run_job)(function, composed, overrides, name, folder).objective
-            except Exception as error:
-                if folder is not None:
-                    record_failure(folder, error)
-                    raise  # Hydra notes the failed job and goes on with the next
-                failed.append(error)
-                return None
+                return _run_composed(composed, name, function, job, failed)
             finally:
                 os.environ[FULL_ERROR] = "1"
 
@@ -150,6 +123,45 @@ def _run(name: str, function: str, prepare: Prepare | None, job: Job | None, doc
     finally:
         server.end()
     return 0
+
+
+def _complete_and_check(arguments: list[str], name: str) -> None:
+    """Say in the arguments what follows from them, and refuse what Hydra would not explain."""
+    register_plugins()
+    ask_for_several_jobs(arguments)
+    take_experiment_file(arguments)
+    if name == "train":
+        name_after_own_class(arguments)
+    check_choices(arguments)
+    check_folders(arguments)
+
+
+def _run_composed(
+    composed: DictConfig, name: str, function: str, job: Job | None, failed: list[Exception]
+) -> float | None:
+    """One job, of a sweep or alone; the value that a search optimizes. What fails alone is added to ``failed``."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from project.launch.job import run_job
+    from project.launch.run_state import record_failure
+
+    hydra_config = HydraConfig.get()
+    in_sweep = hydra_config.mode == RunMode.MULTIRUN
+    folder = Path(hydra_config.runtime.output_dir) if in_sweep else None
+    if in_sweep:
+        OmegaConf.update(composed, "sweep.job", hydra_config.sweeper.get("job"), force_add=True)
+    try:
+        if not in_sweep:
+            check_folders(hydra_config.overrides.hydra, ("hydra.sweep.dir", "hydra.sweep.subdir"))
+        with _gpus(composed, str(hydra_config.launcher._target_), in_sweep):
+            return (job or run_job)(function, composed, list(hydra_config.overrides.task), name, folder).objective
+    except Exception as error:
+        if folder is not None:
+            record_failure(folder, error)
+            raise  # Hydra notes the failed job and goes on with the next
+        failed.append(error)
+        return None
 
 
 def _keep_sockets_short() -> None:
