@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from project.downloads import RemoteFile, fetch, write_whole
+from project.downloads import RemoteFile, fetch
 
 CONTENT = bytes(range(256)) * 5000
 
@@ -102,17 +102,3 @@ def test_a_folder_that_can_not_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="nothing can be written into the folder"):
         fetch([RemoteFile("http://127.0.0.1:9/data.bin", "")], tmp_path / "file")
-
-
-def test_an_interrupted_writer_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "array"
-    path.write_bytes(b"old")
-
-    def half(file: object) -> None:
-        file.write(b"ne")  # type: ignore[attr-defined]
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_whole(path, half)
-    assert path.read_bytes() == b"old"
-    assert names(tmp_path) == {"array"}

@@ -3,12 +3,12 @@
 import contextlib
 import hashlib
 import os
-import tempfile
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+
+from project.files import beside
 
 try:
     import fcntl
@@ -77,27 +77,12 @@ def download(file: RemoteFile, folder: Path) -> None:
     with urllib.request.urlopen(file.url, timeout=TIMEOUT_S) as answer:
         expected = answer.headers.get("Content-Length")
         print(f"Downloading {file.url} to {folder}", flush=True)
-
-        def write(target: IO[bytes]) -> None:
-            size = 0
+        size = 0
+        with beside(folder / file.name) as written, written.open("wb") as target:
             while chunk := answer.read(CHUNK_BYTES):
                 size += target.write(chunk)
             if expected is not None and size != int(expected):
                 raise OSError(f"it ended after {size:,} of {int(expected):,} bytes")
-
-        write_whole(folder / file.name, write)
-
-
-def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Let `write` fill a file beside `path`, which then takes its name."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".tmp", delete=False) as beside:
-        try:
-            write(beside)
-            beside.close()
-            Path(beside.name).replace(path)
-        except BaseException:
-            Path(beside.name).unlink(missing_ok=True)
-            raise
 
 
 @contextlib.contextmanager

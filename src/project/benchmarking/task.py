@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from project.files import write_whole
+
 
 @dataclass(frozen=True)
 class Task:
@@ -64,10 +66,9 @@ class StepClock:
         return len(self.ends_s) == self.steps
 
     def write(self, loss: float | None = None) -> None:
-        """Write the report: beside, then renamed, so that it is whole or absent."""
-        beside = Path(f"{self.report}.tmp")
-        beside.write_text(json.dumps({"ends_s": self.ends_s, "epochs": self.epochs, "loss": loss}))
-        beside.rename(self.report)
+        """Write the report."""
+        report = {"ends_s": self.ends_s, "epochs": self.epochs, "loss": loss}
+        write_whole(Path(self.report), json.dumps(report))
 
 
 def _wait_for_gpu() -> None:

@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from project.batch import num_samples
+from project.files import write_whole
 from project.tracking.facts import num_model_replicas
 from project.tracking.tracker import Tracker
 
@@ -70,9 +71,7 @@ class TrialReport(Callback):
             }
         if tracker is not None and tracker.diagnosis is not None:
             report["diagnosis"] = asdict(tracker.diagnosis)
-        beside = Path(f"{self.report}.tmp")
-        beside.write_text(json.dumps(report))
-        beside.rename(self.report)
+        write_whole(Path(self.report), json.dumps(report))
 
 
 def latencies_ms(trainer: L.Trainer, module: L.LightningModule, batch: Any, size: int, calls: int) -> list[float]:

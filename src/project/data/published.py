@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from project.data.images import ImageDataModule
-from project.downloads import RemoteFile, cache_folder, fetch, one_at_a_time, write_whole
+from project.downloads import RemoteFile, cache_folder, fetch, one_at_a_time
+from project.files import beside
 
 Arrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
@@ -80,8 +80,9 @@ class PublishedImages(ImageDataModule):
         with one_at_a_time(self.folder):
             for split in ("train", "test"):
                 images, labels = self.read(paths, split)
-                write_whole(self._arrays()[split, "images"], partial(np.save, arr=images))
-                write_whole(self._arrays()[split, "labels"], partial(np.save, arr=labels))
+                for kind, array in (("images", images), ("labels", labels)):
+                    with beside(self._arrays()[split, kind]) as written, written.open("wb") as file:
+                        np.save(file, array)
 
     def setup(self, stage: str | None = None) -> None:
         if self.train_set is not None:

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import sysconfig
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from project.data.datamodule import DataModule
+from project.files import beside
 
 # Folders in the standard library's that are not the library.
 FOREIGN_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
@@ -179,19 +179,13 @@ class TextDataModule(DataModule):
 
 
 def _concatenate(paths: Sequence[Path], target: Path, max_bytes: int | None) -> None:
-    """Write the files' first `max_bytes` beside `target` and rename: whoever else does so writes the same."""
+    """Write the files' first `max_bytes`: whoever else does so writes the same."""
     left = max_bytes
-    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.stem, suffix=".tmp", delete=False) as beside:
-        try:
-            for path in paths:
-                content = path.read_bytes()[:left]
-                beside.write(content)
-                if left is not None:
-                    left -= len(content)
-                    if left <= 0:
-                        break
-            beside.close()
-            Path(beside.name).replace(target)
-        except BaseException:
-            Path(beside.name).unlink()
-            raise
+    with beside(target) as written, written.open("wb") as file:
+        for path in paths:
+            content = path.read_bytes()[:left]
+            file.write(content)
+            if left is not None:
+                left -= len(content)
+                if left <= 0:
+                    break

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from project import cpu, errors
+from project.files import write_whole
 from project.launch.full_disk import SparedStream
 from project.launch.heartbeat import BEAT
 from project.launch.quiet import quiet_libraries
@@ -131,9 +132,7 @@ def _leave_last_words(folder: Path, rank: int, error: Exception) -> None:
     }
     path = folder / f"rank_{rank}.json"
     if not path.exists():
-        beside = folder / f"{rank}.tmp"
-        beside.write_text(json.dumps(words))
-        beside.rename(path)
+        write_whole(path, json.dumps(words))
 
 
 def dump_stacks_when_asked(folder: Path, rank: int) -> None:

@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 from project.config.secrets import masked, masked_arguments
 from project.cpu import usable_cores
 from project.errors import UserError, full_tracebacks, sentence
+from project.files import write_whole
 from project.launch import run_state
 from project.launch.run import Outcome
 
@@ -139,7 +140,7 @@ def restored_if_refused(folder: Path) -> Iterator[None]:
         if refused:
             for name in RECORDS:
                 if name in before:
-                    _write(folder / name, before[name].decode())
+                    write_whole(folder / name, before[name].decode())
                 else:
                     (folder / name).unlink(missing_ok=True)
         raise
@@ -164,9 +165,9 @@ def _remove(folder: Path, made: Sequence[Path]) -> None:
 def record(folder: Path, config: dict[str, Any], overrides: list[str], environment: dict[str, Any]) -> None:
     """Write what is needed to know, and to repeat, the run; without secrets."""
     try:
-        _write(folder / "config.yaml", OmegaConf.to_yaml(masked(config)))
-        _write(folder / "overrides.yaml", OmegaConf.to_yaml(masked_arguments(overrides)))
-        _write(folder / "environment.json", json.dumps(environment, indent=2) + "\n")
+        write_whole(folder / "config.yaml", OmegaConf.to_yaml(masked(config)))
+        write_whole(folder / "overrides.yaml", OmegaConf.to_yaml(masked_arguments(overrides)))
+        write_whole(folder / "environment.json", json.dumps(environment, indent=2) + "\n")
     except OSError as error:
         raise UserError(
             f"the run folder {folder} can't be written to ({error.strerror}): type paths.outputs=FOLDER with another"
@@ -180,7 +181,7 @@ def write_metrics(folder: Path, outcome: Outcome) -> None:
         UserError: the disk is full.
     """
     try:
-        _write(folder / "metrics.json", json.dumps(_finite(dataclasses.asdict(outcome)), indent=2) + "\n")
+        write_whole(folder / "metrics.json", json.dumps(_finite(dataclasses.asdict(outcome)), indent=2) + "\n")
     except OSError as error:
         raise UserError(
             f"the metrics can't be written to {folder} ({error.strerror}): make room, and type resume={folder}"
@@ -190,16 +191,6 @@ def write_metrics(folder: Path, outcome: Outcome) -> None:
 def read_metrics(folder: Path) -> Outcome:
     """The outcome of a run that is complete."""
     return Outcome(**json.loads((folder / "metrics.json").read_text()))
-
-
-def _write(path: Path, text: str) -> None:
-    """Beside, then renamed, so that a file is whole or absent."""
-    beside = path.with_name(path.name + ".tmp")
-    try:
-        beside.write_text(text)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _finite(value: Any) -> Any:

@@ -8,13 +8,14 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from project.errors import sentence
+from project.files import write_whole
 from project.launch.stopping import Stopped
 
 FILE = "state.json"
@@ -109,12 +110,8 @@ def _end(folder: Path, state: str, error: str | None = None) -> None:
 
 
 def _write(folder: Path, state: RunState) -> None:
-    beside = folder / f"{FILE}.{os.getpid()}"
-    try:
-        beside.write_text(json.dumps(asdict(state), indent=2) + "\n")
-        beside.replace(folder / FILE)
-    except OSError:  # a full disk: what is told in the file must not hide what happened
-        beside.unlink(missing_ok=True)
+    with suppress(OSError):  # a full disk: what is told in the file must not hide what happened
+        write_whole(folder / FILE, json.dumps(asdict(state), indent=2) + "\n")
 
 
 def _is_alive(state: RunState) -> bool:

@@ -10,6 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
 from project.config.composition import config_folder
+from project.files import write_whole
 from project.sweep.record import Sweep
 from project.sweep.results import Row
 
@@ -29,9 +30,7 @@ def write_experiment(sweep: Sweep, best: Row) -> Path:
         if value is not None
     )
     path = sweep.folder / "best.yaml"
-    beside = path.with_suffix(".tmp")
-    beside.write_text(experiment(typed, sweep.experiment, f"Run {best.number} of {sweep.folder.name}: {values}"))
-    beside.replace(path)
+    write_whole(path, experiment(typed, sweep.experiment, f"Run {best.number} of {sweep.folder.name}: {values}"))
     return path
 
 

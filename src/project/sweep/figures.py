@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from project.config.composition import slug
+from project.files import beside
 from project.sweep.record import Sweep
 from project.sweep.results import Row, short_header
 
@@ -147,6 +148,5 @@ def _axes(width: float, height: float) -> tuple[Any, Axes]:
 
 
 def _save(figure: Any, path: Path) -> None:
-    beside = path.with_suffix(".tmp")
-    figure.savefig(beside, dpi=120, format="png")
-    beside.replace(path)
+    with beside(path) as written:
+        figure.savefig(written, dpi=120, format="png")

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from project.errors import UserError
+from project.files import write_whole
 from project.sweep.jobs import Job
 
 FILE = "sweep.json"
@@ -44,12 +45,10 @@ class Sweep:
     started_at: float = field(default_factory=time.time)
 
     def write(self) -> None:
-        """Write ``sweep.json``: beside, then renamed, so that it is whole."""
+        """Write ``sweep.json``."""
         plain = asdict(self) | {"jobs": [asdict(job) | {"folder": job.folder.name} for job in self.jobs]}
         del plain["folder"]
-        beside = self.folder / f"{FILE}.tmp"
-        beside.write_text(json.dumps(plain, indent=2) + "\n")
-        beside.replace(self.folder / FILE)
+        write_whole(self.folder / FILE, json.dumps(plain, indent=2) + "\n")
 
 
 def read(folder: Path) -> Sweep:

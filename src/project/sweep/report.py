@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from project.files import write_whole
 from project.launch.summary import readable, shorten
 from project.sweep.experiment_file import write_experiment
 from project.sweep.record import Sweep
@@ -30,9 +31,7 @@ TOP = 10
 def write_report(sweep: Sweep) -> None:
     """Write ``results.csv``, ``best.yaml`` and the figures of a sweep, finished or not, and show its best runs."""
     rows = rows_of(sweep)
-    beside = sweep.folder / "results.csv.tmp"
-    beside.write_text(as_csv(*table_of(rows, sweep.objectives, sweep.by_monitor)))
-    beside.replace(sweep.folder / "results.csv")
+    write_whole(sweep.folder / "results.csv", as_csv(*table_of(rows, sweep.objectives, sweep.by_monitor)))
     console = Console()
     best = best_row(rows, sweep.objectives)
     if best is not None:

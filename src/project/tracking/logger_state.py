@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from project.files import write_whole
+
 
 def keep(run_dir: str, name: str, **facts: str) -> None:
     """Write ``<run_dir>/<name>.json``."""
-    beside = Path(run_dir, f"{name}.json.tmp")
-    beside.write_text(json.dumps(facts, indent=2) + "\n")
-    beside.replace(Path(run_dir, f"{name}.json"))
+    write_whole(Path(run_dir, f"{name}.json"), json.dumps(facts, indent=2) + "\n")
 
 
 def kept(run_dir: str, name: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from yaml import YAMLError
 
 from project.errors import UserError, did_you_mean
+from project.files import beside
 
 WRITING_S = 0.05  # from the making of a small file to its text, at most
 QUIET = "9"  # or the library below the profiler tells on the console that it starts and stops
@@ -226,15 +227,14 @@ class Recorder:
             OSError: it can't be written.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        plain, beside = path.with_name(f"{path.name}.plain"), path.with_name(f"{path.name}.tmp")
+        plain = path.with_name(f"{path.name}.plain")
         try:
             self._profile.export_chrome_trace(str(plain))
             _check_whole(plain)
-            with plain.open("rb") as source, gzip.open(beside, "wb", COMPRESSION) as target:
+            with beside(path) as written, plain.open("rb") as source, gzip.open(written, "wb", COMPRESSION) as target:
                 shutil.copyfileobj(source, target)
-            beside.replace(path)
         finally:
-            for left in (beside, plain, plain.with_name(f"{plain.name}.tmp")):  # the last is the profiler's own
+            for left in (plain, plain.with_name(f"{plain.name}.tmp")):  # the second is the profiler's own
                 left.unlink(missing_ok=True)
 
     def table(self, rows: int) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 from project.config.preflight import extra_of
 from project.data import EvaluationBatches
 from project.errors import UserError
+from project.files import beside
 from project.launch.heartbeat import BEAT
 
 Row = dict[str, Any]
@@ -87,12 +88,11 @@ class PredictionWriter(BasePredictionWriter):
         BEAT.rest()
         if trainer.is_global_zero:
             parts = [self._part_path(rank) for rank in range(trainer.world_size)]
-            beside = self.path.with_name(f"{self.path.name}.tmp")
-            if self.path.suffix == ".parquet":
-                self.num_rows = _write_parquet(parts, beside, self._types)
-            else:
-                self.num_rows = _write_csv(parts, beside)
-            beside.rename(self.path)
+            with beside(self.path) as written:
+                if self.path.suffix == ".parquet":
+                    self.num_rows = _write_parquet(parts, written, self._types)
+                else:
+                    self.num_rows = _write_csv(parts, written)
             for part in parts:
                 part.unlink()
 
@@ -183,19 +183,21 @@ def _write_parquet(parts: list[Path], path: Path, types: dict[str, type]) -> int
     import pyarrow.csv
     import pyarrow.parquet
 
-    text = path.with_suffix(".csv")
-    count = _write_csv(parts, text)
     of_python = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
     told = {name: of_python[kind] for name, kind in types.items() if kind in of_python}
     convert = pyarrow.csv.ConvertOptions(column_types=told)
     parse = pyarrow.csv.ParseOptions(newlines_in_values=True)
-    with (
-        pyarrow.csv.open_csv(text, parse_options=parse, convert_options=convert) as reader,
-        pyarrow.parquet.ParquetWriter(path, reader.schema) as writer,
-    ):
-        for batch in reader:
-            writer.write_batch(batch)
-    text.unlink()
+    text = path.with_suffix(".csv")
+    try:
+        count = _write_csv(parts, text)
+        with (
+            pyarrow.csv.open_csv(text, parse_options=parse, convert_options=convert) as reader,
+            pyarrow.parquet.ParquetWriter(path, reader.schema) as writer,
+        ):
+            for batch in reader:
+                writer.write_batch(batch)
+    finally:
+        text.unlink(missing_ok=True)
     return count
 
 
