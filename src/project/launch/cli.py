@@ -30,6 +30,7 @@ from project.config.composition import (
 )
 from project.errors import FULL_ERROR, full_tracebacks, sentence
 from project.launch import devices, early_interrupt, hidden_modules, usage
+from project.launch.console import lasting_console
 from project.launch.prestart import Server
 from project.launch.run import Outcome
 from project.launch.run_folder import CLAIMED
@@ -67,7 +68,8 @@ def run(
     """Run a command with the arguments of this process; its exit code. ``doc`` is what its help begins with."""
     try:
         early_interrupt.end()
-        return _run(name, function, prepare, job, doc)
+        with lasting_console():
+            return _run(name, function, prepare, job, doc)
     except KeyboardInterrupt as error:
         if error.args != (TOLD,) and _is_first_rank():
             print(f"\n{_after_interrupt(sys.argv)}", file=sys.stderr)
@@ -115,9 +117,6 @@ def _run(name: str, function: str, prepare: Prepare | None, job: Job | None, doc
         hydra.main(config_path=str(config_folder()), config_name=config_name, version_base="1.3")(task)()
         if failed:
             raise failed[0]
-    except BrokenPipeError:  # the reader of the help (head, less) has seen enough
-        sys.stderr.close()
-        return 0
     except Exception as error:
         return _tell(error, config_name, wants_traceback)
     finally:

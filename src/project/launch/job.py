@@ -23,6 +23,7 @@ from project.errors import UserError, full_tracebacks
 from project.launch import agent, devices, host_watchdog, rank, requeue, resume, run_folder, run_state, watchdog
 from project.launch.clock import process_started_at
 from project.launch.imports import import_for_ranks
+from project.launch.rank_log import rank_log
 from project.launch.run import Outcome, Run
 from project.launch.stopping import TOLD, Stopped, listening
 from project.launch.summary import announce, shorten, summarize
@@ -268,7 +269,7 @@ def _run_here(function: str, config: dict[str, Any], run: Run, kind: str) -> Out
     with (
         rank.environment_restored(),
         listening(insistent=True),
-        rank.rank_log(run.folder, 0, own_console=True),
+        rank_log(run.folder, 0, own_console=True),
         watchdog.watched(config["launch"], run.folder / "ranks" / "rank_0.log", tell),
     ):
         cpu.settle(config, local_world_size=1)
@@ -335,7 +336,7 @@ def _run_as_rank(
                     run.folder,
                 )
             )
-        with rank.rank_log(run.folder, me, own_console=me == 0, tell_errors=launcher == "slurm"):
+        with rank_log(run.folder, me, own_console=me == 0, tell_errors=launcher == "slurm"):
             rank.dump_stacks_when_asked(run.folder, me)
             if me == 0 and chosen is None:
                 announce(kind, config, run, run.world_size, run.world_size)
