@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from project import cpu, errors
 from project.launch.full_disk import SparedStream
 from project.launch.heartbeat import BEAT
+from project.launch.parent import die_with_parent
 from project.launch.quiet import quiet_libraries
 from project.launch.run import Outcome, Run
 from project.launch.stopping import Stopped, listening
@@ -69,6 +70,7 @@ class Assignment:
 
 def main(assignment: Assignment, lifeline: Connection) -> Outcome | None:
     """Run the command as the rank that the environment names; the outcome comes from rank 0."""
+    die_with_parent()  # the server that it was forked from, which ends with the launcher
     os.environ.update(assignment.environment)
     rank = int(os.environ["RANK"])
     threading.Thread(target=_die_with_launcher, args=(lifeline, assignment.errors), daemon=True).start()
