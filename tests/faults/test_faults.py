@@ -56,6 +56,32 @@ def test_killed_command_takes_its_ranks_along(start: Start) -> None:
     assert last(command.folder)["global_step"] >= 3
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a call of Linux")
+def test_killed_command_takes_a_stopped_rank_and_the_server_along(tmp_path: Path) -> None:
+    """In processes of its own: the server of the other tests outlives their commands."""
+    command = [sys.executable, "-m", "project.train", *OPTIONS, *LONG, "paths.run_dir=run"]
+    tests = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=os.environ | tests, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    ) as process:
+        end = time.monotonic() + 90
+        while not (tmp_path / "run" / "checkpoints" / "last.ckpt").exists():
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        others = psutil.Process(process.pid).children(recursive=True)
+        ranks = [rank for rank in others if any("project-ranks-" in used.path for used in rank.memory_maps())]
+        assert len(ranks) == 2
+        ranks[1].suspend()
+        process.kill()
+        try:
+            assert all(ends(other, 10) for other in others)
+        finally:
+            for other in others:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    other.kill()
+
+
 def test_run_killed_altogether_goes_on(start: Start) -> None:
     command = start(*LONG)
     command.until_saved()

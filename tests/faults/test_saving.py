@@ -15,6 +15,7 @@ import torch
 from faults.noisy import NoisyData, NoisyModel
 from project.errors import UserError
 from project.strategies.checkpoint_files import CheckpointFiles, damage, newest, numbered, put, write_file
+from project.strategies.checkpoint_order import sort_by_step, stored_step
 from project.training.loops import install
 from project.training.saving import BestCheckpoints, LastCheckpoint
 
@@ -57,7 +58,9 @@ def test_last_states_are_kept_by_time(tmp_path: Path) -> None:
     assert set(steps(tmp_path).values()) >= {1, 2, 3, 24}
 
 
-def fit_scored(folder: Path, values: list[float], mode: str, keep: int) -> BestCheckpoints:
+def fit_scored(
+    folder: Path, values: list[float], mode: str, keep: int, *others: L.Callback, ckpt_path: Path | None = None
+) -> BestCheckpoints:
     """Four epochs whose validations score these values."""
 
     class Scored(NoisyModel):
@@ -66,10 +69,11 @@ def fit_scored(folder: Path, values: list[float], mode: str, keep: int) -> BestC
 
     trainer = L.Trainer(
         accelerator="cpu", max_epochs=4, plugins=[CheckpointFiles()], logger=False, enable_progress_bar=False,
-        callbacks=[best := BestCheckpoints(str(folder), "score", mode, keep)], num_sanity_val_steps=0,
+        callbacks=[best := BestCheckpoints(str(folder), "score", mode, keep), *others], num_sanity_val_steps=0,
         enable_model_summary=False, default_root_dir=folder,
     )  # fmt: skip
-    trainer.fit(Scored(), datamodule=NoisyData())
+    install(trainer)
+    trainer.fit(Scored(), datamodule=NoisyData(), ckpt_path=ckpt_path)
     return best
 
 
@@ -80,6 +84,53 @@ def test_best_states_are_ranked(tmp_path: Path, mode: str) -> None:
     assert steps(tmp_path) == dict(zip(["best.ckpt", "best-1.ckpt", "best-2.ckpt"], ranked, strict=True))
     assert best.scores == sorted([1.0, 2.0, 3.0], reverse=mode == "max")
     assert best.best_model_path == str(tmp_path / "best.ckpt")
+
+
+class KilledError(Exception):
+    pass
+
+
+class EndsBetweenSaves(LastCheckpoint):
+    """Ends a run after a number of epochs when the best state is saved, and the last one is not."""
+
+    def __init__(self, dirpath: str, epochs: int) -> None:
+        super().__init__(dirpath)
+        self.epochs = epochs
+
+    def _save(self, trainer: L.Trainer, is_last: bool) -> None:
+        if trainer.current_epoch >= self.epochs:
+            raise KilledError
+        super()._save(trainer, is_last)
+
+
+@pytest.mark.parametrize(
+    ("values", "keep"),
+    [([2.0, 1.0, 0.0, 3.0], 3), ([2.0, 1.0, 0.0, 3.0], 1), ([0.0, 3.0, 1.0, 2.0], 3), ([3.0, 2.0, 1.0, 0.0], 4)],
+    ids=["best", "only", "between", "all"],
+)
+def test_a_validation_that_is_repeated_ranks_its_state_once(tmp_path: Path, values: list[float], keep: int) -> None:
+    for epochs, ckpt_path in ((2, None), (3, tmp_path / "last.ckpt"), (3, tmp_path / "last.ckpt")):
+        with pytest.raises(KilledError):
+            fit_scored(tmp_path, values, "min", keep, EndsBetweenSaves(str(tmp_path), epochs), ckpt_path=ckpt_path)
+        assert (tmp_path / "best.ckpt").exists()
+    best = fit_scored(tmp_path, values, "min", keep, LastCheckpoint(str(tmp_path)), ckpt_path=tmp_path / "last.ckpt")
+    ranked = sorted(range(4), key=values.__getitem__)[:keep]
+    kept = {str(numbered(Path("best.ckpt"), place)): 6 * epoch + 6 for place, epoch in enumerate(ranked)}
+    assert {name: step for name, step in steps(tmp_path).items() if name.startswith("best")} == kept
+    assert best.scores == [values[epoch] for epoch in ranked]
+
+
+def test_files_that_a_run_left_after_its_last_state_come_behind_and_gaps_are_closed(tmp_path: Path) -> None:
+    path = tmp_path / "best.ckpt"
+    for number, step in enumerate([9, 4, 8, 2]):
+        torch.save({"global_step": step}, numbered(path, number))
+    numbered(path, 2).write_text("damaged")
+    path.rename(numbered(path, 7))  # as if it had ended while they moved
+    (tmp_path / "best-of-all.ckpt").touch()
+    assert sort_by_step(path, [2, 8, 4]) == [2, 4]
+    assert [stored_step(numbered(path, number)) for number in (0, 1, 3)] == [2, 4, 9]
+    assert numbered(path, 2).read_text() == "damaged"
+    assert len(list(tmp_path.iterdir())) == 5
 
 
 @pytest.mark.filterwarnings("ignore:.*could not be written")

@@ -3,13 +3,11 @@
 import gc
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
-import psutil
 import pytest
 
-from project.launch.imports import ending_with_parent, import_for_good
+from project.launch.imports import import_for_good
 
 
 @pytest.fixture
@@ -75,33 +73,3 @@ print(touched)
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout == "[]\n"
-
-
-ENDS = """
-import os, subprocess, sys, time
-from project.launch.imports import ending_with_parent
-if sys.argv[1] == "parent":
-    subprocess.Popen([sys.executable, __file__, "child"])
-    time.sleep(60)
-with ending_with_parent(look_every_s=0.05):
-    print(os.getpid(), flush=True)
-    time.sleep(60)
-"""
-
-
-def test_who_imports_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
-    (tmp_path / "ends.py").write_text(ENDS)
-    with subprocess.Popen(
-        [sys.executable, tmp_path / "ends.py", "parent"], stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        child = psutil.Process(int(parent.stdout.readline()))
-        parent.kill()
-        child.wait(timeout=10)
-
-
-def test_nobody_watches_once_the_imports_are_over() -> None:
-    before = threading.active_count()
-    with ending_with_parent():
-        assert threading.active_count() == before + 1
-    assert threading.active_count() == before

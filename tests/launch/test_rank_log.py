@@ -126,7 +126,7 @@ def test_other_ranks_are_in_their_log_alone_but_for_errors_if_told(tmp_path: Pat
 import os
 from pathlib import Path
 from project.launch import rank_log
-rank.quiet_libraries = lambda: None
+rank_log.quiet_libraries = lambda: None
 with rank_log.rank_log(Path({str(tmp_path)!r}), 1, own_console=False, tell_errors={tell_errors}):
     print('by Python')
     os.system('echo by another program')

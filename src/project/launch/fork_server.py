@@ -7,17 +7,17 @@ from project.launch.imports import (
     NEEDED_BY_RANKS,
     NEEDED_BY_TRAINING,
     WITHOUT_TORCH,
-    ending_with_parent,
     import_for_good,
 )
+from project.launch.parent import end_with_parent
 
 before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the command's to answer
 
-with ending_with_parent():
-    # A server that was started ahead of the command's own look at the cores takes one itself, while it imports what is
-    # long and knows no threads.
-    since = CoresTaken.until_now(with_parent=True)
-    import_for_good(*WITHOUT_TORCH)
-    choose_waiting(since, with_parent=True)
-    import_for_good(*NEEDED_BY_RANKS, *NEEDED_BY_TRAINING)
+end_with_parent()
+# A server that was started ahead of the command's own look at the cores takes one itself, while it imports what is
+# long and knows no threads.
+since = CoresTaken.until_now(with_parent=True)
+import_for_good(*WITHOUT_TORCH)
+choose_waiting(since, with_parent=True)
+import_for_good(*NEEDED_BY_RANKS, *NEEDED_BY_TRAINING)
 signal.signal(signal.SIGINT, before)

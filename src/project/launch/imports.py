@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
-import os
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 NEEDED_BY_RANKS = (
     "lightning",
@@ -61,23 +57,3 @@ def import_for_good(*names: str) -> None:
 def import_for_ranks() -> None:
     """Import what every rank of every command needs."""
     import_for_good(*NEEDED_BY_RANKS)
-
-
-@contextmanager
-def ending_with_parent(look_every_s: float = 0.2) -> Iterator[None]:
-    """End this process as soon as the one that started it is gone: who imports for seconds does not hear of it."""
-    parent = os.getppid()
-    is_over = threading.Event()
-
-    def watch() -> None:
-        while not is_over.wait(look_every_s):
-            if os.getppid() != parent:
-                os._exit(1)
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        watcher.join()  # no thread is left where this process is forked

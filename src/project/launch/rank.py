@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from project import cpu, errors
 from project.files import write_whole
 from project.launch.heartbeat import BEAT
+from project.launch.parent import die_with_parent
 from project.launch.rank_log import log_path, rank_log
 from project.launch.run import Outcome, Run
 from project.launch.stopping import Stopped, listening
@@ -67,6 +68,7 @@ class Assignment:
 
 def main(assignment: Assignment, lifeline: Connection) -> Outcome | None:
     """Run the command as the rank that the environment names; the outcome comes from rank 0."""
+    die_with_parent()  # the server that it was forked from, which ends with the launcher
     os.environ.update(assignment.environment)
     rank = int(os.environ["RANK"])
     threading.Thread(target=_die_with_launcher, args=(lifeline, assignment.errors), daemon=True).start()

@@ -234,10 +234,8 @@ def resume_point(run: Run, config: dict[str, Any]) -> Point:
 
 
 def _newest(folder: Path, config: dict[str, Any]) -> Point:
-    import torch
-
     from project.strategies.checkpoint_files import newest
-    from project.strategies.sharded_checkpoint import META, is_sharded
+    from project.strategies.checkpoint_order import stored_step
 
     kept = [node for node in (config.get("callbacks") or {}).values() if isinstance(node, dict)]
     dirpath = next((node["dirpath"] for node in kept if node.get("_target_", "").endswith(".LastCheckpoint")), None)
@@ -245,8 +243,7 @@ def _newest(folder: Path, config: dict[str, Any]) -> Point:
     if path is None:
         print("There is no checkpoint to go on from: the run starts from its beginning", flush=True)
         return Point()
-    file = path / META if is_sharded(path) else path
-    step = int(torch.load(file, map_location="cpu", weights_only=True, mmap=not is_sharded(path))["global_step"])
+    step = stored_step(path)
     print(f"Going on after step {step} ({path.name})", flush=True)
     return Point(str(path), step)
 

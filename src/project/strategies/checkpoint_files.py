@@ -205,6 +205,18 @@ def numbered(path: Path, number: int) -> Path:
     return path if number == 0 else path.with_name(f"{path.stem}-{number}{path.suffix}")
 
 
+def all_numbered(path: Path) -> list[Path]:
+    """What there is of ``numbered(path, ...)``, in that order."""
+    beside = [one for one in path.parent.glob(f"{path.stem}-*{path.suffix}") if one == numbered(path, number_of(one))]
+    return [one for one in (path, *sorted(beside, key=number_of)) if one.exists()]
+
+
+def number_of(path: Path) -> int:
+    """The number of ``numbered``."""
+    last = path.stem.rpartition("-")[2]
+    return int(last) if last.isdigit() else 0
+
+
 def remove(path: Path) -> None:
     """Remove a file or a folder, if it is there."""
     if path.is_dir() and not path.is_symlink():
@@ -266,10 +278,7 @@ def newest(folder: Path, name: str = "last.ckpt") -> Path | None:
             remove(path)
         else:
             path.rename(target)
-    candidates = [first, *sorted(folder.glob(f"{first.stem}-*{first.suffix}"), key=_number)]
-    for path in candidates:
-        if not path.exists():
-            continue
+    for path in all_numbered(first):
         wrong = damage(path)
         if wrong is None:
             return path
@@ -278,8 +287,3 @@ def newest(folder: Path, name: str = "last.ckpt") -> Path | None:
         path.rename(aside)
         print(f"{path} is damaged ({wrong}): it is now {aside.name}, and the one before it is taken", flush=True)
     return None
-
-
-def _number(path: Path) -> int:
-    last = path.stem.rpartition("-")[2]
-    return int(last) if last.isdigit() else 0

@@ -16,6 +16,7 @@ from project.errors import UserError
 from project.launch.heartbeat import BEAT
 from project.launch.stopping import REQUEST, Agreement, Stopped
 from project.strategies.checkpoint_files import CheckpointFiles
+from project.strategies.checkpoint_order import sort_by_step
 from project.tracking.between_steps import BetweenSteps
 
 
@@ -199,25 +200,34 @@ class BestCheckpoints(ModelCheckpoint):
         self.path = Path(dirpath) / "best.ckpt"
         self.keep = keep
         self.in_background = in_background
-        self.scores: list[float] = []  # the best first
-        self._scores_before: list[float] = []  # the last save
+        self._kept: list[tuple[float, int]] = []  # score and step of each file, the best first
+        self._kept_before: list[tuple[float, int]] = []  # the last save
+        self._goes_on = False
+
+    @property
+    def scores(self) -> list[float]:
+        """The best first; empty without a metric."""
+        return [score for score, _ in self._kept] if self.monitor is not None else []
 
     def _save_topk_checkpoint(self, trainer: L.Trainer, monitor_candidates: dict[str, torch.Tensor]) -> None:
         if self.monitor is not None and self.monitor not in monitor_candidates:
             super()._save_topk_checkpoint(trainer, monitor_candidates)  # which tells
             return
         self._check_written(trainer)
+        if self._goes_on:
+            self._goes_on = False
+            self._sort_files(trainer)
         score, place = math.nan, 0
         if self.monitor is not None:
             score = float(monitor_candidates[self.monitor])
             place = trainer.strategy.broadcast(sum(not self._is_better(score, other) for other in self.scores))
         if place >= self.keep:
             return
-        if save(trainer, self.path, place, self.keep, self.in_background):
+        # As many as count: a file behind them is of a step that comes again, and makes room.
+        if save(trainer, self.path, place, min(len(self._kept) + 1, self.keep), self.in_background):
             self._last_global_step_saved = trainer.global_step
-            self._scores_before = self.scores
-            if self.monitor is not None:
-                self.scores = [*self.scores[:place], score, *self.scores[place:]][: self.keep]
+            self._kept_before = self._kept
+            self._kept = [*self._kept[:place], (score, trainer.global_step), *self._kept[place:]][: self.keep]
             self._point_to_best()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -227,8 +237,19 @@ class BestCheckpoints(ModelCheckpoint):
     def _check_written(self, trainer: L.Trainer) -> None:
         """What could not be written does not count."""
         if not was_written(trainer, self.path):
-            self.scores = self._scores_before
+            self._kept = self._kept_before
             self._point_to_best()
+
+    def _sort_files(self, trainer: L.Trainer) -> None:
+        """Put behind the others what a run saved after the state that it goes on from: those steps come again.
+
+        Not before the first of them does: until then ``best.ckpt`` is the best that there was.
+        """
+        steps = [step for _, step in self._kept]
+        found = sort_by_step(self.path, steps) if trainer.is_global_zero else []
+        found = trainer.strategy.broadcast(found)
+        self._kept = self._kept_before = [pair for pair in self._kept if pair[1] in found]
+        self._point_to_best()
 
     def _is_better(self, score: float, other: float) -> bool:
         if math.isnan(score) or math.isnan(other):
@@ -240,9 +261,12 @@ class BestCheckpoints(ModelCheckpoint):
         self.best_model_score = torch.tensor(self.scores[0]) if self.scores else None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"scores": self.scores}
+        return {"scores": [score for score, _ in self._kept], "steps": [step for _, step in self._kept]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.scores = self._scores_before = list(state_dict["scores"])[: self.keep]
+        scores = state_dict["scores"]
+        steps = state_dict.get("steps", [-1] * len(scores))  # checkpoints of older versions do not know them
+        self._kept = self._kept_before = list(zip(scores, steps, strict=True))[: self.keep]
+        self._goes_on = -1 not in steps
         if self.scores:
             self._point_to_best()
