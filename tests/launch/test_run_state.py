@@ -63,6 +63,15 @@ def test_rank_of_a_run_that_left_no_folder_makes_none(tmp_path: Path) -> None:
     assert not (tmp_path / "removed").exists()
 
 
+def test_a_folder_that_is_taken_away_is_what_the_run_failed_with(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with pytest.raises(UserError, match=r"run is gone: .* type resume=FOLDER"), run_state.recorded(folder):
+        folder.rename(tmp_path / "elsewhere")
+        raise FileNotFoundError("an event file")
+    assert not folder.exists()
+
+
 def test_first_step_is_noted_where_a_run_is_under_way(tmp_path: Path) -> None:
     run_state.record_first_step(tmp_path)
     assert run_state.read(tmp_path) is None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from project.errors import sentence
+from project.errors import UserError, sentence
 from project.files import write_whole
 from project.launch.stopping import Stopped
 
@@ -48,12 +48,20 @@ def recorded(folder: Path, begins: bool = True) -> Iterator[None]:
     """Note that a run begins in ``folder``, and how it ended.
 
     Of ranks that share a folder one ``begins`` the run, and may have removed it by now. The first that fails says why.
+
+    Raises:
+        UserError: what the run failed with, where its folder has been taken away meanwhile.
     """
     if begins:
         _write(folder, RunState("running", time.time(), None, socket.gethostname(), os.getpid()))
     try:
         yield
     except BaseException as error:
+        if begins and isinstance(error, Exception) and not (folder / FILE).exists():
+            raise UserError(
+                f"{folder} is gone: it was removed, or moved while the run wrote into it; begin anew, or type "
+                "resume=FOLDER with where it lies now"
+            ) from error
         if begins or folder.exists():
             record_failure(folder, error)
         raise
