@@ -108,6 +108,9 @@ class Planned(nn.Module):
         self.norm = nn.LayerNorm(6)
         self.parallel_plan = plan
 
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.norm(self.up(x))
+
 
 @pytest.mark.parametrize(
     ("net", "size", "sentence"),
@@ -135,19 +138,44 @@ def test_a_parameter_outside_of_any_net_is_refused(mesh: Callable[[int, int], An
         parallelize(module, mesh(2, 1))
 
 
-def test_a_weight_of_two_nets_is_refused(mesh: Callable[[int, int], Any]) -> None:
-    module = Holder(nn.Linear(2, 2))
-    module.decoder = nn.Sequential(nn.Linear(2, 2))
-    module.decoder[0].weight = module.net.weight
-    with pytest.raises(UserError, match=r"net\.weight and decoder\.0\.weight are one weight of two nets"):
-        parallelize(module, mesh(2, 1))
+class TwoNets(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Sequential(nn.Linear(4, 4)), mlp(width=4)
 
 
-def test_a_weight_that_two_layers_of_a_net_share_stays_one(mesh: Callable[[int, int], Any]) -> None:
-    within = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    within[1].weight = within[0].weight
-    parallelize(Holder(within), mesh(2, 1))
-    assert within[1].weight is within[0].weight
+@pytest.mark.parametrize("ranks", [(2, 1), (1, 2)])
+def test_a_parameter_of_two_nets_is_refused(mesh: Callable[[int, int], Any], ranks: tuple[int, int]) -> None:
+    module = TwoNets()
+    module.decoder.layers[-1].bias = module.encoder[0].bias
+    told = r"encoder.0.bias and decoder.layers.\d+.bias of TwoNets are one parameter of two nets, .*strategy=ddp"
+    with pytest.raises(UserError, match=told):
+        parallelize(module, mesh(*ranks))
+
+
+def test_a_net_that_is_part_of_another_is_gathered_before_it(mesh: Callable[[int, int], Any]) -> None:
+    module = L.LightningModule()
+    backbone = nn.Linear(4, 4)
+    module.net = Planned(ParallelPlan())
+    module.net.backbone = module.backbone = backbone
+    parallelize(module, mesh(2, 1))  # torch refuses the other order
+    assert sharded(module) == ["net", "net.backbone"]
+
+
+def test_a_planned_block_that_shares_a_parameter_is_gathered_with_the_net(mesh: Callable[[int, int], Any]) -> None:
+    net = Planned(ParallelPlan(blocks=("up", "norm")))
+    net.norm.bias = net.up.bias
+    module = Holder(net)
+    parallelize(module, mesh(2, 1))
+    assert sharded(module) == ["net"]
+    assert net.norm.bias is net.up.bias
+
+
+def test_a_layer_that_shares_its_weight_is_not_split(mesh: Callable[[int, int], Any]) -> None:
+    net = Planned(ParallelPlan(columns=("up",)))
+    net.norm.bias = net.up.bias
+    with pytest.raises(UserError, match=r"up.bias and net.norm.bias are one parameter, .*strategy=fsdp"):
+        parallelize(Holder(net), mesh(1, 2))
 
 
 def test_ranks_that_are_no_multiple_of_the_group_are_refused() -> None:

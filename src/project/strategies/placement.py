@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -32,10 +33,11 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, reshard_after_forward: bool
         reshard_after_forward: Give a block's gathered weights back until the backward pass.
 
     Raises:
-        UserError: a plan does not fit the net or the number of ranks, or a parameter belongs to no net or to two.
+        UserError: a plan does not fit the net or the number of ranks, or a parameter belongs to no net, or to two.
     """
     nets = dict(_nets(module))
-    _check_each_parameter_has_one_net(module, nets)
+    _check_parameters_have_a_net(module, nets.values())
+    _check_parameters_have_one_net(module, nets)
     plans = _plans(module)
     device = torch.device(mesh.device_type)  # the current one
     take_from_rank_zero(chain(module.parameters(), module.buffers()), device)
@@ -53,7 +55,7 @@ def parallelize(module: nn.Module, mesh: DeviceMesh, reshard_after_forward: bool
             unit.register_forward_hook(_own_output)
         for block in blocks:
             fully_shard(block, mesh=data_parallel, reshard_after_forward=reshard_after_forward)
-        for net in nets.values():
+        for net in _innermost_first(nets.values()):
             if not isinstance(net, FSDPModule):
                 fully_shard(net, mesh=data_parallel)
 
@@ -87,23 +89,29 @@ def _nets(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]
             yield f"{prefix}{name}", child
 
 
-def _check_each_parameter_has_one_net(module: nn.Module, nets: dict[str, nn.Module]) -> None:
-    names: dict[int, str] = {}
-    for name, net in nets.items():
-        for inner, parameter in net.named_parameters(prefix=name):
-            other = names.setdefault(id(parameter), inner)
-            if other != inner:  # each net would be given a copy of its own
-                raise UserError(
-                    f"{other} and {inner} are one weight of two nets, which can't be spread over ranks: put both nets "
-                    "into one module that calls them in its forward, or type trainer/strategy=ddp"
-                )
-    of_metrics = {id(p) for part in module.modules() if isinstance(part, Metric) for p in part.parameters()}
+def _check_parameters_have_a_net(module: nn.Module, nets: Iterable[nn.Module]) -> None:
+    covered = {id(p) for net in nets for p in net.parameters()}
+    covered |= {id(p) for part in module.modules() if isinstance(part, Metric) for p in part.parameters()}
     for name, parameter in module.named_parameters():
-        if id(parameter) not in names.keys() | of_metrics:
+        if id(parameter) not in covered:
             raise UserError(
                 f"{type(module).__name__}.{name} is a parameter outside of any net, so it can't be spread over ranks: "
                 "move it into a module that uses it in its forward, or type trainer/strategy=ddp"
             )
+
+
+def _check_parameters_have_one_net(module: nn.Module, nets: dict[str, nn.Module]) -> None:
+    """Each net is spread for itself: what two of them share would become two parameters that train apart."""
+    first: dict[int, tuple[str, str]] = {}
+    for net, part in nets.items():
+        for name, parameter in part.named_parameters(net):
+            other, its_name = first.setdefault(id(parameter), (net, name))
+            if other != net and not _is_within(part, nets[other]) and not _is_within(nets[other], part):
+                raise UserError(
+                    f"{its_name} and {name} of {type(module).__name__} are one parameter of two nets, which would be "
+                    f"spread over ranks apart: put {other} and {net} into one module whose forward calls both, or type "
+                    "trainer/strategy=ddp"
+                )
 
 
 def _plans(module: nn.Module) -> list[tuple[str, nn.Module, ParallelPlan]]:
@@ -140,18 +148,31 @@ def matching(pattern: str, owner: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _blocks(nets: dict[str, nn.Module], plans: list[tuple[str, nn.Module, ParallelPlan]]) -> list[nn.Module]:
-    """What FSDP gathers one at a time, innermost first."""
+    """What FSDP gathers one at a time, innermost first; not what shares a parameter with another part of its net."""
     planned = [block for _, owner, plan in plans for pattern in plan.blocks for _, block in matching(pattern, owner)]
     blocks: list[nn.Module] = []
     for net in nets.values():
         own = set(net.modules())
-        blocks += [block for block in planned if block in own] or _blocks_by_default(net)
-    unique = {block: None for block in blocks if any(True for _ in block.parameters())}
-    return sorted(unique, key=lambda block: sum(other in set(block.modules()) for other in unique))
+        uses = Counter(id(p) for _, p in net.named_parameters(remove_duplicate=False))
+        blocks += [
+            block
+            for block in [block for block in planned if block in own] or _blocks_by_default(net)
+            if all(uses[id(p)] == _count(block, p) for p in block.parameters())
+        ]
+    return _innermost_first(dict.fromkeys(block for block in blocks if any(True for _ in block.parameters())))
+
+
+def _innermost_first(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    every = list(modules)
+    return sorted(every, key=lambda module: sum(_is_within(other, module) for other in every))
+
+
+def _is_within(inner: nn.Module, outer: nn.Module) -> bool:
+    return any(part is inner for part in outer.modules())
 
 
 def _blocks_by_default(net: nn.Module) -> list[nn.Module]:
-    """The children of the outermost lists and sequences; not those that share a parameter with another part."""
+    """The children of the outermost lists and sequences; not those that are part of another one."""
     blocks: list[nn.Module] = []
 
     def search(module: nn.Module) -> None:
@@ -162,12 +183,8 @@ def _blocks_by_default(net: nn.Module) -> list[nn.Module]:
                 search(child)
 
     search(net)
-    uses = [id(p) for _, p in net.named_parameters(remove_duplicate=False)]
     return [
-        block
-        for block in blocks
-        if all(uses.count(id(p)) == _count(block, p) for p in block.parameters())
-        and not any(block is not other and block in set(other.modules()) for other in blocks)
+        block for block in blocks if not any(block is not other and block in set(other.modules()) for other in blocks)
     ]
 
 
@@ -210,8 +227,27 @@ def _split(nets: dict[str, nn.Module], plans: list[tuple[str, nn.Module, Paralle
             f"{names} can't be split by tensor parallel, as no parallel_plan says which linear layers may be: type "
             "trainer/strategy=fsdp, or write the plan (see project.models.plan)"
         )
+    _check_split_alone(nets, styles)
     for layer, how in styles.items():
         parallelize_module(layer, mesh, how)
+
+
+def _check_split_alone(nets: dict[str, nn.Module], layers: Container[nn.Module]) -> None:
+    """A layer is split by itself, and what shares its weight would keep the whole one."""
+    uses: dict[int, list[str]] = {}
+    split: set[int] = set()
+    for prefix, net in nets.items():
+        for name, part in net.named_modules(prefix=prefix):
+            for key, parameter in part._parameters.items():
+                if parameter is not None:
+                    uses.setdefault(id(parameter), []).append(f"{name}.{key}")
+                    split |= {id(parameter)} if part in layers else set()
+    for names in (uses[parameter] for parameter in split):
+        if len(names) > 1:
+            raise UserError(
+                f"{' and '.join(names)} are one parameter, of which tensor parallel would split one place alone: leave "
+                "the layer out of its net's parallel_plan, or type trainer/strategy=fsdp"
+            )
 
 
 def _replicate(net: nn.Module, mesh: DeviceMesh, device: torch.device) -> None:

@@ -84,7 +84,8 @@ def refuse_tied_weights(stages: Sequence[Sequence[Part]]) -> None:
                 if first != number:
                     raise UserError(
                         f"{other} and {inner} are one tensor, and stages {first} and {number} can't share it: type "
-                        "model.net.tie_weights=false, if the net has that argument, or trainer/strategy=fsdp"
+                        "model.net.tie_weights=false, if the net has that argument, or trainer/strategy=fsdp (ddp "
+                        "where two nets share it)"
                     )
 
 
