@@ -76,9 +76,11 @@ def check_name(name: str) -> None:
     if not name.isidentifier() or keyword.iskeyword(name) or not name.isascii():
         raise UserError(f"{name} is no name for a package: type letters, digits and _, a letter first, as my_lab")
     if name in (OLD, *TOP_LEVEL):
-        raise UserError(f"{name} is the name of a folder of this project already: type another, as my_lab")
+        raise UserError(f"{name} is the name of a folder of this project already: type another, as {name}_lab")
     if name in sys.stdlib_module_names or importlib.util.find_spec(name) is not None:
-        raise UserError(f"{name} would hide the module of that name which Python has already: type another, as my_lab")
+        raise UserError(
+            f"{name} would hide the module of that name which Python has already: type another, as {name}_lab"
+        )
 
 
 def check_clean(root: Path) -> None:

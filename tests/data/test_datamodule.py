@@ -204,3 +204,22 @@ def test_a_split_that_setup_forgot_is_named() -> None:
 def test_tensors_of_different_lengths_are_no_dataset() -> None:
     with pytest.raises(ValueError, match="one length"):
         TensorDataset({"x": torch.zeros(3), "y": torch.zeros(4)})
+
+
+class _OfTorchsConvention(Dataset[Any]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        return 100 * index
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        assert all(type(index) is int for index in indices)
+        return [self[index] for index in indices]
+
+
+def test_getitems_gets_a_list_of_indices_as_torchs_loader_gives_it() -> None:
+    datamodule = DataModule(batch_size=5, shuffle=False)
+    datamodule.train_set = datamodule.val_set = _OfTorchsConvention()
+    for loader in (datamodule.train_dataloader(), datamodule.val_dataloader()):
+        assert [batch.tolist() for batch in loader] == [[0, 100, 200, 300, 400], [500, 600, 700, 800, 900]]

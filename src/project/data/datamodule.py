@@ -1,9 +1,10 @@
 """The data module to subclass: you say what the samples are, it shares them over ranks and workers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import lightning as L
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
@@ -32,7 +33,8 @@ class TensorDataset(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {name: tensor[index] for name, tensor in self.tensors.items()}
 
-    def __getitems__(self, indices: Tensor) -> dict[str, Tensor]:
+    def __getitems__(self, indices: Sequence[int] | Tensor) -> dict[str, Tensor]:
+        indices = torch.as_tensor(indices)
         return {name: tensor[indices] for name, tensor in self.tensors.items()}
 
 
@@ -50,7 +52,7 @@ class DataModule(L.LightningDataModule):
         shuffle: A new order of the training samples in each epoch; else the order of the dataset.
         predict_split: The split that predictions are made for: train, val or test.
 
-    A dataset that has `__getitems__` is given a whole batch's indices, (B,) int64, and returns the finished
+    A dataset that has `__getitems__` is given a whole batch's indices, a list of B, and returns the finished
     batch or, as torch's `Subset` does, the list of its samples. Samples, listed or fetched one by one, go
     through `collate_fn`, which a subclass may replace. In training a dataset that has `getitems_in_training` is
     asked by that; see `loaders.MapDataset`.

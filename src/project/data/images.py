@@ -46,8 +46,9 @@ class ImageDataset(Dataset[Batch]):
     def __getitem__(self, index: int) -> Batch:
         return {name: tensor[0] for name, tensor in self.__getitems__(torch.tensor([index])).items()}
 
-    def __getitems__(self, indices: Tensor) -> Batch:
+    def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
         """`{"image": (B, C, H, W) float32, "label": (B,) int64}` as they are, for evaluation."""
+        indices = torch.as_tensor(indices)
         return self._batch(self.read(indices), indices)
 
     def getitems_in_training(self, indices: Tensor, seeds: Tensor) -> Batch:

@@ -26,7 +26,7 @@ CollateFn = Callable[[list[Any]], Any]
 
 
 class MapDataset(Protocol):
-    """Samples by index. With `__getitems__` as well, a batch is fetched in one call.
+    """Samples by index. With `__getitems__` as well, a batch is fetched in one call, of a list of indices.
 
     `getitems_in_training(indices, seeds)` takes its place in training where there is one: it is also given a random
     seed of each sample, (B,) int64, which depends on the run's seed, the epoch and the sample's index alone.
@@ -188,7 +188,7 @@ class _Batches(Dataset[Any]):
             if epoch_seed is not None and hasattr(self.samples, "getitems_in_training"):
                 fetched = self.samples.getitems_in_training(indices, sample_seeds(epoch_seed, indices))
             elif hasattr(self.samples, "__getitems__"):
-                fetched = self.samples.__getitems__(indices)
+                fetched = self.samples.__getitems__(indices.tolist())  # as torch's own loader does
             else:
                 fetched = []
                 noted[1:] = -1

@@ -54,11 +54,11 @@ class SyntheticImageDataset(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {name: tensor[0] for name, tensor in self.__getitems__(torch.tensor([index])).items()}
 
-    def __getitems__(self, indices: Tensor) -> dict[str, Tensor]:
+    def __getitems__(self, indices: Sequence[int] | Tensor) -> dict[str, Tensor]:
         """`{"image": (B, C, H, W) float32, "label": (B,) int64}`, pixels of mean 0 and variance 1."""
         if self.delay_ms:
             time.sleep(self.delay_ms / 1000 * len(indices))
-        indices = indices + self.first_index
+        indices = torch.as_tensor(indices) + self.first_index
         label = indices % self.num_classes
         pattern = interpolate(self.patterns[label], size=self.noise.shape[-2:])
         first = indices % len(self.noise)

@@ -44,10 +44,10 @@ class ByteBlocks(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {name: tensor[0] for name, tensor in self.__getitems__(torch.tensor([index])).items()}
 
-    def __getitems__(self, indices: Tensor) -> dict[str, Tensor]:
+    def __getitems__(self, indices: Sequence[int] | Tensor) -> dict[str, Tensor]:
         """`{"tokens": (B, context + 1) int64}`."""
         content = np.memmap(self.path, dtype=np.uint8, mode="r")
-        starts = self.start + indices.numpy() * self.context
+        starts = self.start + np.asarray(indices) * self.context
         blocks = content[starts[:, None] + np.arange(self.context + 1)]
         return {"tokens": torch.from_numpy(blocks.astype(np.int64))}
 
