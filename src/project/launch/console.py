@@ -29,6 +29,11 @@ def lasting(stream: TextIO) -> TextIO:
     return cast("TextIO", _Lasting(stream))
 
 
+def raw(stream: TextIO) -> TextIO:
+    """The stream that ``lasting`` was given, or this one."""
+    return stream._stream if isinstance(stream, _Lasting) else stream
+
+
 def _open(number: int, name: str) -> None:
     try:
         os.fstat(number)

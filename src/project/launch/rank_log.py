@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from project.launch.console import lasting
+from project.launch.console import lasting, raw
 from project.launch.full_disk import SparedStream
 from project.launch.quiet import quiet_libraries
 
@@ -55,7 +55,7 @@ def rank_log(folder: Path, rank: int, own_console: bool, tell_errors: bool = Fal
         own = Tee(lasting(stdout), spared), Tee(lasting(stderr), spared)
         tees = cast("tuple[TextIO, TextIO]", own)
         sys.stdout, sys.stderr = tees
-        _redirect_loggers((stdout, stderr), tees)
+        _redirect_loggers((stdout, stderr, raw(stdout), raw(stderr)), tees * 2)
         try:
             yield
         except Exception:
@@ -70,7 +70,7 @@ def rank_log(folder: Path, rank: int, own_console: bool, tell_errors: bool = Fal
             _redirect_loggers(tees, (stdout, stderr))
 
 
-def _redirect_loggers(before: tuple[TextIO, TextIO], after: tuple[TextIO, TextIO]) -> None:
+def _redirect_loggers(before: tuple[TextIO, ...], after: tuple[TextIO, ...]) -> None:
     """Logging handlers hold on to the console that was there when they were made."""
     for name in ("", "lightning", "lightning.pytorch", "lightning.fabric"):
         for handler in logging.getLogger(name).handlers:
